@@ -1,0 +1,1 @@
+"""What ``./dev`` calls: the engine, images, code generation and checks. Not part of the distribution."""

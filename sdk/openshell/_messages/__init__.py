@@ -1,0 +1,1 @@
+"""Generated betterproto2 types; the public names are re-exported."""

@@ -1,0 +1,1 @@
+"""Generated protobuf and grpc modules of openshell.isolation."""
