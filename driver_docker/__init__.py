@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The Docker compute driver: turns a gateway's launch into containers and says why they ended."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""A gateway in one process: the OpenShell API in front of any compute driver."""

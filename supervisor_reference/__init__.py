@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""The reference control supervisor: runs beside a workload and drives its isolation backend."""

@@ -1,1 +1,1 @@
-"""Placeholder."""
+"""OpenShell SDK: typed clients for a gateway that runs agents in policed sandboxes."""
