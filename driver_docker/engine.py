@@ -1,0 +1,419 @@
+"""The container engine as the driver sees it: frozen facts, a Protocol, and typed errors.
+
+Nothing here knows which client library speaks to the engine. Absent, refused, conflicting and unreachable are different
+types, because they mean different things to a sandbox: only `EngineAbsent` may ever lead to "the container is gone".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, Self
+
+from driver_docker.errors import DriverError
+from openshell.status import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping
+    from datetime import datetime
+
+
+class EngineError(DriverError):
+    """The engine answered with something unexpected, or a call to it failed in a way no narrower type fits."""
+
+    default_reason = "EngineError"
+
+
+class EngineAbsent(EngineError):
+    """The engine answered that the object does not exist (HTTP 404)."""
+
+    default_reason = "EngineAbsent"
+    default_status = StatusCode.NOT_FOUND
+
+
+class EngineConflict(EngineError):
+    """The engine answered that the object is in use, already exists, or is being removed (HTTP 409)."""
+
+    default_reason = "EngineConflict"
+    default_status = StatusCode.ABORTED
+    default_retryable = True
+
+
+class EngineRefused(EngineError):
+    """The engine was reached and said no (HTTP 400, 403, 500 on a start, ...); its own words are the message."""
+
+    default_reason = "EngineRefused"
+    default_status = StatusCode.FAILED_PRECONDITION
+
+
+class EngineUnreachable(EngineError):
+    """The engine could not be asked at all; says nothing about any container."""
+
+    default_reason = "EngineUnreachable"
+    default_status = StatusCode.UNAVAILABLE
+    default_retryable = True
+
+
+class EngineTimeout(EngineUnreachable):
+    """The engine took the request and did not answer in time; the request may still take effect."""
+
+    default_reason = "EngineTimeout"
+
+
+class EngineIncompatible(EngineError):
+    """No API version is spoken by both sides, or the thing behind the socket is not a Docker Engine."""
+
+    default_reason = "EngineIncompatible"
+    default_status = StatusCode.FAILED_PRECONDITION
+
+
+class ContainerStatus(StrEnum):
+    """The engine's word for a container's state; `UNKNOWN` for a word this driver does not know."""
+
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    RESTARTING = "restarting"
+    REMOVING = "removing"
+    EXITED = "exited"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> ContainerStatus:
+        return cls.UNKNOWN
+
+
+class HealthStatus(StrEnum):
+    """The engine's health word; `NONE` when the container has no health check."""
+
+    NONE = "none"
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+    @classmethod
+    def _missing_(cls, value: object) -> HealthStatus:
+        return cls.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineInfo:
+    """What the engine says of itself at connect time."""
+
+    version: str
+    api_version: str
+    """The version this connection negotiated, for example `1.41`."""
+    operating_system: str
+    architecture: str
+    cdi_supported: bool = False
+
+    @property
+    def api(self) -> tuple[int, int]:
+        """The negotiated version as numbers, for comparisons."""
+        major, _, minor = self.api_version.partition(".")
+        return int(major), int(minor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What a launch needs to know of an image."""
+
+    image_id: str
+    user: str = ""
+    working_dir: str = ""
+    volumes: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    architecture: str = ""
+    operating_system: str = ""
+    tags: tuple[str, ...] = ()
+    digests: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullProgress:
+    """One line of an image pull."""
+
+    status: str
+    layer_id: str = ""
+    current_bytes: int | None = None
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeMount:
+    """A named volume at a place in a container."""
+
+    volume: str
+    target: str
+    read_only: bool = False
+    copy_image_content: bool = False
+    """Whether an empty volume is filled from the image at the target (the engine's copy-up)."""
+    subpath: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TmpfsMount:
+    """A memory file system at a place in a container, with the engine's option string."""
+
+    target: str
+    options: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """A health check run by the engine; durations in milliseconds."""
+
+    argv: tuple[str, ...]
+    interval_milliseconds: int
+    timeout_milliseconds: int
+    retries: int
+    start_period_milliseconds: int
+    start_interval_milliseconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerSpec:
+    """Everything that is sent to create a container. What is not named here is left at the engine's default."""
+
+    name: str
+    image: str
+    """An image ID, never a tag."""
+    entrypoint: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    user: str = ""
+    group_add: tuple[str, ...] = ()
+    working_dir: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+    network_mode: str = "none"
+    volumes: tuple[VolumeMount, ...] = ()
+    binds: tuple[str, ...] = ()
+    """Bind mounts in the engine's `-v` form, since its mount objects cannot carry SELinux labels."""
+    tmpfs: tuple[TmpfsMount, ...] = ()
+    cap_drop: tuple[str, ...] = ()
+    security_options: tuple[str, ...] = ()
+    read_only_root: bool = False
+    nano_cpus: int | None = None
+    memory_bytes: int | None = None
+    pids_limit: int | None = None
+    dns: tuple[str, ...] = ()
+    dns_search: tuple[str, ...] = ()
+    extra_hosts: tuple[str, ...] = ()
+    sysctls: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+    health_check: HealthCheck | None = None
+    disable_image_health_check: bool = True
+    """An image's own health check is switched off unless `health_check` replaces it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerFacts:
+    """One inspect of one container."""
+
+    container_id: str
+    name: str
+    image_id: str
+    labels: Mapping[str, str]
+    status: ContainerStatus
+    exit_code: int | None
+    """The engine's number; meaningful only when `finished_at` is set or the start failed."""
+    oom_killed: bool
+    error: str
+    """The engine's own words about a failed start; empty for a process that ran."""
+    created_at: datetime | None
+    started_at: datetime | None
+    """`None` when the container never started (the engine's zero time)."""
+    finished_at: datetime | None
+    network_mode: str
+    networks: tuple[str, ...]
+    health: HealthStatus
+    memory_limit_bytes: int | None
+    tty: bool
+    volume_names: tuple[str, ...] = ()
+
+    @property
+    def running(self) -> bool:
+        """Whether processes of the container exist and may run (a paused container counts as not running)."""
+        return self.status is ContainerStatus.RUNNING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerRow:
+    """One row of a list: cheap, and without exit facts."""
+
+    container_id: str
+    name: str
+    image_id: str
+    labels: Mapping[str, str]
+    status: ContainerStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeSpec:
+    """A named local volume."""
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeFacts:
+    """One inspect of one volume."""
+
+    name: str
+    driver: str
+    labels: Mapping[str, str]
+    options: Mapping[str, str]
+    created_at: datetime | None = None
+    mountpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """A command run inside a container."""
+
+    exit_code: int | None
+    """`None` when the engine did not say."""
+    output: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEvent:
+    """One event of the engine's stream."""
+
+    kind: str
+    """`container`, `volume`, `network`, `image`, ..."""
+    action: str
+    """`die`, `kill`, `oom`, `destroy`, ...; what follows a colon (`exec_create: ...`) is cut off."""
+    object_id: str
+    attributes: Mapping[str, str]
+    time: datetime
+    """Since when the event is told, at the engine's own clock, in UTC."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """The `exitCode` of a `die` event, when it is a number."""
+        text = self.attributes.get("exitCode", "")
+        return int(text) if text.isdecimal() else None
+
+
+class EventStream(Protocol):
+    """A live subscription. Iteration ends with `EngineUnreachable` when the connection is lost, and stops on `close`."""
+
+    def __aiter__(self) -> AsyncIterator[EngineEvent]:
+        """Iterate over events as they arrive."""
+        ...
+
+    async def close(self) -> None:
+        """End the subscription and its connection. Idempotent."""
+        ...
+
+
+class Engine(Protocol):
+    """What the driver asks of a container engine.
+
+    Every method raises `EngineUnreachable` when the engine cannot be asked, `EngineTimeout` when it does not answer in
+    time, `EngineAbsent` for 404, `EngineConflict` for 409 and `EngineRefused` for any other refusal. No call is retried
+    behind the caller's back.
+    """
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was learnt when the connection was opened."""
+        ...
+
+    async def ping(self) -> None:
+        """Return when the engine answers."""
+        ...
+
+    async def inspect_image(self, reference: str) -> ImageFacts:
+        """Facts of an image by ID, digest or tag."""
+        ...
+
+    async def pull_image(self, reference: str, on_progress: Callable[[PullProgress], None]) -> None:
+        """Pull one tag or digest. An error line inside the stream raises `EngineRefused`.
+
+        `on_progress` is called on the event loop.
+        """
+        ...
+
+    async def create_container(self, spec: ContainerSpec) -> str:
+        """Create without starting; returns the container's id. A taken name raises `EngineConflict`."""
+        ...
+
+    async def inspect_container(self, container: str) -> ContainerFacts:
+        """Facts of a container by id or name."""
+        ...
+
+    async def list_containers(self, labels: Mapping[str, str]) -> tuple[ContainerRow, ...]:
+        """All containers, running or not, that carry every one of these labels."""
+        ...
+
+    async def start_container(self, container: str) -> None:
+        """Start; a container that already runs is no error. A process that cannot run raises `EngineRefused`."""
+        ...
+
+    async def stop_container(self, container: str, *, grace_seconds: int) -> None:
+        """Terminate, then kill after the grace; one that has already ended is no error."""
+        ...
+
+    async def kill_container(self, container: str, signal: str = "SIGKILL") -> None:
+        """Send one signal. A container that does not run raises `EngineConflict`."""
+        ...
+
+    async def unpause_container(self, container: str) -> None:
+        """Resume a paused container; one that is not paused raises a refusal or conflict."""
+        ...
+
+    async def remove_container(self, container: str, *, force: bool = True) -> None:
+        """Remove with its anonymous volumes; `force` kills it first. Raises `EngineAbsent` when there is none."""
+        ...
+
+    async def put_archive(self, container: str, path: str, tar: bytes) -> None:
+        """Unpack an uncompressed tar below `path`, with the owners and modes of its headers."""
+        ...
+
+    async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
+        """The tar of `path`; one larger than `max_bytes` raises `EngineRefused`."""
+        ...
+
+    async def log_tail(self, container: str, *, max_lines: int, max_bytes: int) -> bytes:
+        """The last output of both streams, without framing, bounded in lines and bytes."""
+        ...
+
+    async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:
+        """Run a command in a running container and wait for it."""
+        ...
+
+    async def create_volume(self, spec: VolumeSpec) -> VolumeFacts:
+        """Create a local volume, or return the one that has this name; compare labels to tell which."""
+        ...
+
+    async def inspect_volume(self, name: str) -> VolumeFacts:
+        """Facts of a volume."""
+        ...
+
+    async def list_volumes(self, labels: Mapping[str, str]) -> tuple[VolumeFacts, ...]:
+        """All volumes that carry every one of these labels."""
+        ...
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove; one in use raises `EngineConflict`, none raises `EngineAbsent`."""
+        ...
+
+    async def subscribe(self, *, kinds: tuple[str, ...], since: datetime | None = None) -> EventStream:
+        """Open the event stream; returns once the engine has accepted the subscription."""
+        ...
+
+    async def close(self) -> None:
+        """End every connection and thread. Pending calls end with `EngineUnreachable`. Idempotent."""
+        ...
+
+    async def __aenter__(self) -> Self:
+        """Return the engine itself."""
+        ...
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close."""
+        ...
