@@ -6,7 +6,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import grpc
+    from grpc import StatusCode as GrpcStatusCode
 
 
 class StatusCode(IntEnum):
@@ -31,13 +31,13 @@ class StatusCode(IntEnum):
     UNAUTHENTICATED = 16
 
     @property
-    def grpc(self) -> grpc.StatusCode:
+    def grpc(self) -> GrpcStatusCode:
         """The same code as grpc's own enum; imports grpc on first use."""
-        import grpc
+        from grpc import StatusCode as GrpcStatusCode
 
-        return grpc.StatusCode[self.name]
+        return GrpcStatusCode[self.name]
 
     @classmethod
-    def from_grpc(cls, code: grpc.StatusCode) -> StatusCode:
+    def from_grpc(cls, code: GrpcStatusCode) -> StatusCode:
         """Our code for one of grpc's."""
         return cls[code.name]

@@ -1,0 +1,1 @@
+"""Descriptor sets of published OpenShell releases: data, read through :mod:`openshell.schema`."""
