@@ -1,7 +1,7 @@
 """The container engine as the driver sees it: frozen facts, a Protocol, and typed errors.
 
 Nothing here knows which client library speaks to the engine. Absent, refused, conflicting and unreachable are different
-types, because they mean different things to a sandbox: only `EngineAbsent` may ever lead to "the container is gone".
+types, because they mean different things to a sandbox: only `EngineAbsentError` may ever lead to "the container is gone".
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class EngineError(DriverError):
     default_reason = "EngineError"
 
 
-class EngineAbsent(EngineError):
+class EngineAbsentError(EngineError):
     """The engine answered that the object does not exist (HTTP 404)."""
 
     default_reason = "EngineAbsent"
     default_status = StatusCode.NOT_FOUND
 
 
-class EngineConflict(EngineError):
+class EngineConflictError(EngineError):
     """The engine answered that the object is in use, already exists, or is being removed (HTTP 409)."""
 
     default_reason = "EngineConflict"
@@ -39,14 +39,14 @@ class EngineConflict(EngineError):
     default_retryable = True
 
 
-class EngineRefused(EngineError):
+class EngineRefusedError(EngineError):
     """The engine was reached and said no (HTTP 400, 403, 500 on a start, ...); its own words are the message."""
 
     default_reason = "EngineRefused"
     default_status = StatusCode.FAILED_PRECONDITION
 
 
-class EngineUnreachable(EngineError):
+class EngineUnreachableError(EngineError):
     """The engine could not be asked at all; says nothing about any container."""
 
     default_reason = "EngineUnreachable"
@@ -54,13 +54,13 @@ class EngineUnreachable(EngineError):
     default_retryable = True
 
 
-class EngineTimeout(EngineUnreachable):
+class EngineTimeoutError(EngineUnreachableError):
     """The engine took the request and did not answer in time; the request may still take effect."""
 
     default_reason = "EngineTimeout"
 
 
-class EngineIncompatible(EngineError):
+class EngineIncompatibleError(EngineError):
     """No API version is spoken by both sides, or the thing behind the socket is not a Docker Engine."""
 
     default_reason = "EngineIncompatible"
@@ -299,7 +299,7 @@ class EngineEvent:
 
 
 class EventStream(Protocol):
-    """A live subscription. Iteration ends with `EngineUnreachable` when the connection is lost, and stops on `close`."""
+    """A live subscription. Losing the connection raises `EngineUnreachableError`; `close` ends the iteration."""
 
     def __aiter__(self) -> AsyncIterator[EngineEvent]:
         """Iterate over events as they arrive."""
@@ -313,8 +313,8 @@ class EventStream(Protocol):
 class Engine(Protocol):
     """What the driver asks of a container engine.
 
-    Every method raises `EngineUnreachable` when the engine cannot be asked, `EngineTimeout` when it does not answer in
-    time, `EngineAbsent` for 404, `EngineConflict` for 409 and `EngineRefused` for any other refusal. No call is retried
+    Every method raises `EngineUnreachableError` when the engine cannot be asked, `EngineTimeoutError` when it does not answer in
+    time, `EngineAbsentError` for 404, `EngineConflictError` for 409 and `EngineRefusedError` for any other refusal. No call is retried
     behind the caller's back.
     """
 
@@ -332,14 +332,14 @@ class Engine(Protocol):
         ...
 
     async def pull_image(self, reference: str, on_progress: Callable[[PullProgress], None]) -> None:
-        """Pull one tag or digest. An error line inside the stream raises `EngineRefused`.
+        """Pull one tag or digest. An error line inside the stream raises `EngineRefusedError`.
 
         `on_progress` is called on the event loop.
         """
         ...
 
     async def create_container(self, spec: ContainerSpec) -> str:
-        """Create without starting; returns the container's id. A taken name raises `EngineConflict`."""
+        """Create without starting; returns the container's id. A taken name raises `EngineConflictError`."""
         ...
 
     async def inspect_container(self, container: str) -> ContainerFacts:
@@ -351,7 +351,7 @@ class Engine(Protocol):
         ...
 
     async def start_container(self, container: str) -> None:
-        """Start; a container that already runs is no error. A process that cannot run raises `EngineRefused`."""
+        """Start; a container that already runs is no error. A process that cannot run raises `EngineRefusedError`."""
         ...
 
     async def stop_container(self, container: str, *, grace_seconds: int) -> None:
@@ -359,7 +359,7 @@ class Engine(Protocol):
         ...
 
     async def kill_container(self, container: str, signal: str = "SIGKILL") -> None:
-        """Send one signal. A container that does not run raises `EngineConflict`."""
+        """Send one signal. A container that does not run raises `EngineConflictError`."""
         ...
 
     async def unpause_container(self, container: str) -> None:
@@ -367,7 +367,7 @@ class Engine(Protocol):
         ...
 
     async def remove_container(self, container: str, *, force: bool = True) -> None:
-        """Remove with its anonymous volumes; `force` kills it first. Raises `EngineAbsent` when there is none."""
+        """Remove with its anonymous volumes; `force` kills it first. Raises `EngineAbsentError` when there is none."""
         ...
 
     async def put_archive(self, container: str, path: str, tar: bytes) -> None:
@@ -375,7 +375,7 @@ class Engine(Protocol):
         ...
 
     async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
-        """The tar of `path`; one larger than `max_bytes` raises `EngineRefused`."""
+        """The tar of `path`; one larger than `max_bytes` raises `EngineRefusedError`."""
         ...
 
     async def log_tail(self, container: str, *, max_lines: int, max_bytes: int) -> bytes:
@@ -399,7 +399,7 @@ class Engine(Protocol):
         ...
 
     async def remove_volume(self, name: str) -> None:
-        """Remove; one in use raises `EngineConflict`, none raises `EngineAbsent`."""
+        """Remove; one in use raises `EngineConflictError`, none raises `EngineAbsentError`."""
         ...
 
     async def subscribe(self, *, kinds: tuple[str, ...], since: datetime | None = None) -> EventStream:
@@ -407,7 +407,7 @@ class Engine(Protocol):
         ...
 
     async def close(self) -> None:
-        """End every connection and thread. Pending calls end with `EngineUnreachable`. Idempotent."""
+        """End every connection and thread. Pending calls end with `EngineUnreachableError`. Idempotent."""
         ...
 
     async def __aenter__(self) -> Self:
