@@ -1,7 +1,8 @@
 """The container engine as the driver sees it: frozen facts, a Protocol, and typed errors.
 
 Nothing here knows which client library speaks to the engine. Absent, refused, conflicting and unreachable are different
-types, because they mean different things to a sandbox: only `EngineAbsentError` may ever lead to "the container is gone".
+types, because they mean different things to a sandbox: only `EngineAbsentError` may ever lead to "the container is
+gone".
 """
 
 from __future__ import annotations
@@ -313,9 +314,10 @@ class EventStream(Protocol):
 class Engine(Protocol):
     """What the driver asks of a container engine.
 
-    Every method raises `EngineUnreachableError` when the engine cannot be asked, `EngineTimeoutError` when it does not answer in
-    time, `EngineAbsentError` for 404, `EngineConflictError` for 409 and `EngineRefusedError` for any other refusal. No call is retried
-    behind the caller's back.
+    Every method raises `EngineUnreachableError` when the engine cannot be asked, `EngineTimeoutError` when it does not
+    answer in time, `EngineAbsentError` for 404, `EngineConflictError` for 409 and `EngineRefusedError` for any other
+    refusal. No call is retried behind the caller's back. A call that changes something is carried to its end even
+    when the awaiting task is cancelled; the cancellation is raised afterwards.
     """
 
     @property
@@ -378,8 +380,8 @@ class Engine(Protocol):
         """The tar of `path`; one larger than `max_bytes` raises `EngineRefusedError`."""
         ...
 
-    async def log_tail(self, container: str, *, max_lines: int, max_bytes: int) -> bytes:
-        """The last output of both streams, without framing, bounded in lines and bytes."""
+    async def log_tail(self, container: str, *, max_lines: int, max_bytes: int, tty: bool = False) -> bytes:
+        """The last output of both streams, without framing, bounded in lines and bytes; `tty` as inspect says."""
         ...
 
     async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:
@@ -402,7 +404,9 @@ class Engine(Protocol):
         """Remove; one in use raises `EngineConflictError`, none raises `EngineAbsentError`."""
         ...
 
-    async def subscribe(self, *, kinds: tuple[str, ...], since: datetime | None = None) -> EventStream:
+    async def subscribe(
+        self, *, kinds: tuple[str, ...], labels: Mapping[str, str], since: datetime | None = None
+    ) -> EventStream:
         """Open the event stream; returns once the engine has accepted the subscription."""
         ...
 

@@ -1,0 +1,414 @@
+"""Docker Engine behind the `Engine` protocol: docker-py's transport, our own requests and decoding.
+
+docker-py's `APIClient` is a `requests.Session` that knows unix, TCP, TLS and ssh transports. Only that is used of it;
+paths, bodies and answers are handled here, so that each failure becomes exactly one typed error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import docker
+
+from driver_docker.engine import (
+    ContainerFacts,
+    ContainerRow,
+    ContainerSpec,
+    EngineError,
+    EngineIncompatibleError,
+    EngineInfo,
+    EngineRefusedError,
+    EngineUnreachableError,
+    EventStream,
+    ExecResult,
+    ImageFacts,
+    PullProgress,
+    VolumeFacts,
+    VolumeSpec,
+)
+from driver_docker.engine_events import DockerEventStream
+from driver_docker.engine_http import checked, decoded, guarded
+from driver_docker.engine_wire import (
+    container_body,
+    container_facts,
+    container_row,
+    engine_info,
+    image_facts,
+    label_filter,
+    split_reference,
+    strip_frames,
+    volume_facts,
+)
+from driver_docker.errors import public_text
+from driver_docker.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    import requests
+
+Result = TypeVar("Result")
+
+_REQUEST_TIMEOUT_SECONDS = 30.0
+_STOP_MARGIN_SECONDS = 15.0
+_PULL_SILENCE_SECONDS = 120.0
+_LOG_READ_LIMIT_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+
+
+class DockerEngine:
+    """A connection to one Docker Engine."""
+
+    def __init__(self, client: docker.APIClient, info: EngineInfo) -> None:
+        self._client = client
+        self._info = info
+        self._base = f"{client.base_url}/v{info.api_version}"
+        self._short = WorkerPool("engine", max_threads=16)
+        self._long = WorkerPool("engine-wait", max_threads=8)
+        self._streams: set[DockerEventStream] = set()
+        self._closed = False
+
+    @classmethod
+    async def connect(cls, base_url: str) -> Self:
+        """Reach an engine and agree on an API version.
+
+        Args:
+            base_url: For example `unix:///var/run/docker.sock`.
+
+        Raises:
+            EngineUnreachableError: Nobody answers there.
+            EngineIncompatibleError: What answers is not a Docker Engine, or no API version fits both sides.
+        """
+        pool = WorkerPool("engine-connect", max_threads=1)
+        try:
+            return await pool.run(lambda: cls._open(base_url))
+        finally:
+            pool.close()
+
+    @classmethod
+    def _open(cls, base_url: str) -> Self:
+        try:
+            client = docker.APIClient(
+                base_url=base_url, version="1.41", timeout=int(_REQUEST_TIMEOUT_SECONDS), max_pool_size=32
+            )
+            client.trust_env = False  # neither proxies nor netrc of the environment belong between driver and engine
+            answer = checked(lambda: client.request("GET", f"{client.base_url}/version", timeout=10.0), "the engine")
+            details = checked(lambda: client.request("GET", f"{client.base_url}/info", timeout=10.0), "the engine")
+        except docker.errors.DockerException as error:
+            raise EngineUnreachableError(
+                f"no Docker Engine answers at {base_url}: {public_text(str(error))}"
+            ) from error
+        except EngineError as error:
+            raise type(error)(f"no Docker Engine answers at {base_url}: {error.message}") from error
+        if "Libpod-Api-Version" in answer.headers:
+            raise EngineIncompatibleError(f"{base_url} is Podman's API, not a Docker Engine")
+        version = decoded(answer, "version of the engine")
+        info = decoded(details, "info of the engine")
+        return cls(client, engine_info(version, info, base_url))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was learnt when the connection was opened."""
+        return self._info
+
+    async def ping(self) -> None:
+        """Return when the engine answers."""
+        await self._ask("GET", "/_ping", what="the engine", timeout_seconds=5.0)
+
+    async def inspect_image(self, reference: str) -> ImageFacts:
+        """Facts of an image by ID, digest or tag."""
+        return image_facts(await self._json("GET", f"/images/{reference}/json", what=f"image {reference}"))
+
+    async def pull_image(self, reference: str, on_progress: Callable[[PullProgress], None]) -> None:
+        """Pull one tag or digest; an error line inside the stream is a refusal."""
+        name, digest, tag = split_reference(reference)
+        params = {"fromImage": name, "tag": digest or tag}
+        loop = asyncio.get_running_loop()
+        what = f"image {reference}"
+
+        def pull() -> None:
+            answer = checked(
+                lambda: self._client.request(
+                    "POST", f"{self._base}/images/create", params=params, stream=True, timeout=_PULL_SILENCE_SECONDS
+                ),
+                what,
+            )
+            with answer:
+                for line in guarded(answer.iter_lines, what):
+                    if not line:
+                        continue
+                    entry = json.loads(line)
+                    if "error" in entry or "errorDetail" in entry:
+                        detail = entry.get("errorDetail", {}).get("message") or entry.get("error") or "unknown"
+                        raise EngineRefusedError(f"{what} could not be pulled: {public_text(detail)}")
+                    amount = entry.get("progressDetail") or {}
+                    progress = PullProgress(
+                        status=str(entry.get("status", "")),
+                        layer_id=str(entry.get("id", "")),
+                        current_bytes=amount.get("current"),
+                        total_bytes=amount.get("total"),
+                    )
+                    loop.call_soon_threadsafe(on_progress, progress)
+
+        await self._run(self._long, pull)
+
+    async def create_container(self, spec: ContainerSpec) -> str:
+        """Create without starting; returns the container's id."""
+        answer = await self._json(
+            "POST",
+            "/containers/create",
+            params={"name": spec.name},
+            body=container_body(spec),
+            what=f"container {spec.name}",
+            to_the_end=True,
+        )
+        return str(answer["Id"])
+
+    async def inspect_container(self, container: str) -> ContainerFacts:
+        """Facts of a container by id or name."""
+        return container_facts(
+            await self._json("GET", f"/containers/{container}/json", what=f"container {container[:64]}")
+        )
+
+    async def list_containers(self, labels: Mapping[str, str]) -> tuple[ContainerRow, ...]:
+        """All containers, running or not, that carry every one of these labels."""
+        params = {"all": "1", "filters": json.dumps({"label": label_filter(labels)})}
+        rows = await self._json("GET", "/containers/json", params=params, what="the list of containers")
+        return tuple(container_row(row) for row in rows)
+
+    async def start_container(self, container: str) -> None:
+        """Start; a container that already runs is no error."""
+        await self._ask(
+            "POST",
+            f"/containers/{container}/start",
+            what=f"container {container[:12]}",
+            to_the_end=True,
+            timeout_seconds=120.0,
+        )
+
+    async def stop_container(self, container: str, *, grace_seconds: int) -> None:
+        """Terminate, then kill after the grace; one that has already ended is no error."""
+        await self._ask(
+            "POST",
+            f"/containers/{container}/stop",
+            params={"t": str(grace_seconds)},
+            what=f"container {container[:12]}",
+            pool=self._long,
+            to_the_end=True,
+            timeout_seconds=grace_seconds + _STOP_MARGIN_SECONDS,
+        )
+
+    async def kill_container(self, container: str, signal: str = "SIGKILL") -> None:
+        """Send one signal."""
+        await self._ask(
+            "POST", f"/containers/{container}/kill", params={"signal": signal}, what=f"container {container[:12]}"
+        )
+
+    async def unpause_container(self, container: str) -> None:
+        """Resume a paused container."""
+        await self._ask("POST", f"/containers/{container}/unpause", what=f"container {container[:12]}")
+
+    async def remove_container(self, container: str, *, force: bool = True) -> None:
+        """Remove with its anonymous volumes; `force` kills it first."""
+        await self._ask(
+            "DELETE",
+            f"/containers/{container}",
+            params={"force": "1" if force else "0", "v": "1"},
+            what=f"container {container[:64]}",
+            pool=self._long,
+            to_the_end=True,
+            timeout_seconds=60.0,
+        )
+
+    async def put_archive(self, container: str, path: str, tar: bytes) -> None:
+        """Unpack an uncompressed tar below `path`, with the owners and modes of its headers."""
+        await self._ask(
+            "PUT",
+            f"/containers/{container}/archive",
+            params={"path": path, "noOverwriteDirNonDir": "true"},
+            data=tar,
+            what=f"archive into container {container[:12]}",
+            to_the_end=True,
+        )
+
+    async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
+        """The tar of `path`."""
+        what = f"{path} of container {container[:12]}"
+
+        def fetch() -> bytes:
+            answer = checked(
+                lambda: self._client.request(
+                    "GET",
+                    f"{self._base}/containers/{container}/archive",
+                    params={"path": path},
+                    stream=True,
+                    timeout=_REQUEST_TIMEOUT_SECONDS,
+                ),
+                what,
+            )
+            with answer:
+                found = bytearray()
+                for chunk in guarded(lambda: answer.iter_content(_CHUNK_BYTES), what):
+                    found += chunk
+                    if len(found) > max_bytes:
+                        raise EngineRefusedError(f"{what} is larger than {max_bytes} bytes")
+                return bytes(found)
+
+        return await self._run(self._short, fetch)
+
+    async def log_tail(self, container: str, *, max_lines: int, max_bytes: int, tty: bool = False) -> bytes:
+        """The last output of both streams, without framing, bounded in lines and bytes."""
+        what = f"log of container {container[:12]}"
+
+        def fetch() -> bytes:
+            answer = checked(
+                lambda: self._client.request(
+                    "GET",
+                    f"{self._base}/containers/{container}/logs",
+                    params={"stdout": "1", "stderr": "1", "tail": str(max_lines)},
+                    stream=True,
+                    timeout=_REQUEST_TIMEOUT_SECONDS,
+                ),
+                what,
+            )
+            with answer:
+                found = bytearray()
+                for chunk in guarded(lambda: answer.iter_content(_CHUNK_BYTES), what):
+                    found += chunk
+                    if len(found) > _LOG_READ_LIMIT_BYTES:
+                        break
+            plain = bytes(found) if tty else strip_frames(bytes(found))
+            return plain[-max_bytes:]
+
+        return await self._run(self._short, fetch)
+
+    async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:
+        """Run a command in a running container and wait for it."""
+        what = f"command in container {container[:12]}"
+        body = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(argv)}
+        made = await self._json("POST", f"/containers/{container}/exec", body=body, what=what)
+        answer = await self._ask(
+            "POST",
+            f"/exec/{made['Id']}/start",
+            body={"Detach": False, "Tty": False},
+            what=what,
+            pool=self._long,
+            timeout_seconds=timeout_seconds,
+        )
+        outcome = await self._json("GET", f"/exec/{made['Id']}/json", what=what)
+        code = outcome.get("ExitCode")
+        return ExecResult(exit_code=code if isinstance(code, int) else None, output=strip_frames(answer.content))
+
+    async def create_volume(self, spec: VolumeSpec) -> VolumeFacts:
+        """Create a local volume, or return the one that has this name."""
+        body = {"Name": spec.name, "Driver": "local", "Labels": dict(spec.labels)}
+        return volume_facts(
+            await self._json("POST", "/volumes/create", body=body, what=f"volume {spec.name}", to_the_end=True)
+        )
+
+    async def inspect_volume(self, name: str) -> VolumeFacts:
+        """Facts of a volume."""
+        return volume_facts(await self._json("GET", f"/volumes/{name}", what=f"volume {name}"))
+
+    async def list_volumes(self, labels: Mapping[str, str]) -> tuple[VolumeFacts, ...]:
+        """All volumes that carry every one of these labels."""
+        params = {"filters": json.dumps({"label": label_filter(labels)})}
+        found = await self._json("GET", "/volumes", params=params, what="the list of volumes")
+        return tuple(volume_facts(volume) for volume in found.get("Volumes") or ())
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove a volume."""
+        await self._ask("DELETE", f"/volumes/{name}", what=f"volume {name}", to_the_end=True)
+
+    async def subscribe(
+        self, *, kinds: tuple[str, ...], labels: Mapping[str, str], since: datetime | None = None
+    ) -> EventStream:
+        """Open the event stream; returns once the engine has accepted the subscription."""
+        params = {"filters": json.dumps({"type": list(kinds), "label": label_filter(labels)})}
+        if since is not None:
+            params["since"] = f"{since.timestamp():.9f}"
+
+        def open_stream() -> requests.Response:
+            return checked(
+                lambda: self._client.request(
+                    "GET",
+                    f"{self._base}/events",
+                    params=params,
+                    stream=True,
+                    timeout=(_REQUEST_TIMEOUT_SECONDS, None),
+                ),
+                "the engine's events",
+            )
+
+        answer = await self._run(self._short, open_stream)
+        stream = DockerEventStream(answer, on_close=self._streams.discard)
+        self._streams.add(stream)
+        return stream
+
+    async def close(self) -> None:
+        """End every connection and thread. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        for stream in tuple(self._streams):
+            await stream.close()
+        self._short.close()
+        self._long.close()
+        self._client.close()
+
+    async def __aenter__(self) -> Self:
+        """Return the engine itself."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close."""
+        await self.close()
+
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        to_the_end: bool = False,
+    ) -> Any:
+        answer = await self._ask(method, path, what=what, params=params, body=body, to_the_end=to_the_end)
+        return decoded(answer, what)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        data: bytes | None = None,
+        pool: WorkerPool | None = None,
+        to_the_end: bool = False,
+        timeout_seconds: float = _REQUEST_TIMEOUT_SECONDS,
+    ) -> requests.Response:
+        def send() -> requests.Response:
+            return checked(
+                lambda: self._client.request(
+                    method,
+                    f"{self._base}{path}",
+                    params=params,
+                    json=body,
+                    data=data,
+                    timeout=timeout_seconds,
+                ),
+                what,
+            )
+
+        return await self._run(pool or self._short, send, to_the_end=to_the_end)
+
+    async def _run(self, pool: WorkerPool, call: Callable[[], Result], *, to_the_end: bool = False) -> Result:
+        if self._closed:
+            raise EngineUnreachableError("the connection to the engine is closed")
+        return await pool.run(call, to_the_end=to_the_end)

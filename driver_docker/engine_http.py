@@ -1,0 +1,108 @@
+"""From an HTTP exchange with the engine to an answer or exactly one typed error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import requests
+import urllib3
+
+from driver_docker.engine import (
+    EngineAbsentError,
+    EngineConflictError,
+    EngineError,
+    EngineRefusedError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
+from driver_docker.errors import public_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_HTTP_NOT_FOUND = 404
+_HTTP_CONFLICT = 409
+_HTTP_FIRST_ERROR = 400
+_TIMEOUTS = (requests.exceptions.Timeout, urllib3.exceptions.TimeoutError, TimeoutError)
+_BROKEN = (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError)
+
+
+def checked(send: Callable[[], requests.Response], what: str) -> requests.Response:
+    """Send one request.
+
+    Args:
+        send: Makes the request and returns its answer.
+        what: The object it is about, for the error's text.
+
+    Returns:
+        The answer, whose status is below 400.
+
+    Raises:
+        EngineError: The narrowest type that fits.
+    """
+    try:
+        answer = send()
+    except _TIMEOUTS as error:
+        raise EngineTimeoutError(f"the engine did not answer in time about {what}") from error
+    except _BROKEN as error:
+        raise EngineUnreachableError(f"the engine cannot be reached about {what}: {_cause(error)}") from error
+    if answer.status_code < _HTTP_FIRST_ERROR:
+        return answer
+    with answer:
+        try:
+            words = _words(answer)
+        except _BROKEN as error:
+            raise EngineUnreachableError(f"the engine's answer about {what} broke off") from error
+    kind: type[EngineError] = EngineRefusedError
+    if answer.status_code == _HTTP_NOT_FOUND:
+        kind = EngineAbsentError
+    elif answer.status_code == _HTTP_CONFLICT:
+        kind = EngineConflictError
+    raise kind(words)
+
+
+def decoded(answer: requests.Response, what: str) -> Any:
+    """The JSON of an answer.
+
+    Raises:
+        EngineError: The body is no JSON.
+    """
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise EngineError(f"the engine's answer about {what} is no JSON") from error
+
+
+def guarded(chunks: Callable[[], Iterable[bytes]], what: str) -> Iterator[bytes]:
+    """Iterate over a streamed body.
+
+    Raises:
+        EngineTimeoutError: The stream fell silent.
+        EngineUnreachableError: The stream broke off.
+    """
+    try:
+        yield from chunks()
+    except _TIMEOUTS as error:
+        raise EngineTimeoutError(f"the engine fell silent in the middle of {what}") from error
+    except _BROKEN as error:
+        raise EngineUnreachableError(f"the engine's answer about {what} broke off: {_cause(error)}") from error
+
+
+def _words(answer: requests.Response) -> str:
+    try:
+        message = answer.json().get("message", "")
+    except (ValueError, AttributeError):
+        message = answer.text
+    return public_text(str(message) or f"the engine answered {answer.status_code}", limit_bytes=4096)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost operating system error, which is what a reader can act on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        inner = [argument for argument in seen.args if isinstance(argument, BaseException)]
+        reason = getattr(seen, "reason", None)
+        seen = inner[-1] if inner else reason if isinstance(reason, BaseException) else seen.__context__
+    return public_text(str(error), limit_bytes=256)

@@ -1,0 +1,109 @@
+"""A bounded pool of daemon threads for blocking calls, awaited from asyncio.
+
+The standard executor joins its threads when the interpreter ends, so one call to an engine that hangs would keep the
+process from exiting. These threads do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Result = TypeVar("Result")
+
+_END: Final = object()
+
+
+class WorkerPool:
+    """Runs blocking callables on at most `max_threads` daemon threads, started as they are needed."""
+
+    def __init__(self, name: str, *, max_threads: int) -> None:
+        self._name = name
+        self._max_threads = max_threads
+        self._jobs: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+        self._closed = False
+
+    async def run(self, call: Callable[[], Result], *, to_the_end: bool = False) -> Result:
+        """Run `call` on a thread and await its result.
+
+        Args:
+            call: The blocking callable.
+            to_the_end: When the awaiting task is cancelled, wait for the call's end before the cancellation is raised,
+                so that whatever the call made exists or does not, and cannot appear later.
+
+        Raises:
+            RuntimeError: The pool is closed.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Result] = loop.create_future()
+
+        def settle(result: Result | None, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def job() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # handed to the awaiting task
+                outcome: tuple[Result | None, BaseException | None] = (None, error)
+            else:
+                outcome = (result, None)
+            try:
+                loop.call_soon_threadsafe(settle, *outcome)
+            except RuntimeError:
+                return  # the loop is closed: nobody waits any more
+
+        self._submit(job)
+        if not to_the_end:
+            return await future
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()  # retrieved, so that it is not reported as forgotten
+            raise
+
+    def _submit(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"worker pool {self._name} is closed")
+            self._jobs.put(job)
+            if self._idle >= self._jobs.qsize() or self._threads >= self._max_threads:
+                return
+            self._threads += 1
+            number = self._threads
+        threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            job = self._jobs.get()
+            with self._lock:
+                self._idle -= 1
+            if job is _END:
+                return
+            job()  # type: ignore[operator]
+
+    def close(self) -> None:
+        """Take no more calls and let idle threads end; does not wait for busy ones. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            threads = self._threads
+        for _ in range(threads):
+            self._jobs.put(_END)
