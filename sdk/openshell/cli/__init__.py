@@ -1,0 +1,3 @@
+"""The ``openshell`` command."""
+
+from openshell.cli._main import main as main

@@ -1,0 +1,1 @@
+"""Messages shared by the public packages."""

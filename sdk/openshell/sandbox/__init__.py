@@ -1,0 +1,1 @@
+"""Messages of a sandbox's policy and configuration."""
