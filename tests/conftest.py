@@ -1,0 +1,207 @@
+"""What every test may use: the engine, the images, labels that clean up after themselves, and a leak check."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import secrets
+import threading
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from docker import APIClient
+
+ENGINE_FIXTURES = {"docker_host", "docker_client", "workload_image", "runtime_image", "supervisor_image", "owner_label"}
+RUN_LABEL = "openshell-docker.test/run"
+OWNER_LABEL = "openshell-docker.test/owner"
+THREAD_END_SECONDS = 5.0
+
+_engine_outcomes = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Count the outcomes of engine tests from the start."""
+    config.stash[_engine_outcomes] = Counter()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs an engine: everything under tests/engine and tests/e2e, and users of an engine fixture."""
+    for item in items:
+        folders = {parent.name for parent in item.path.parents}
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if folders & {"engine", "e2e"} or fixtures & ENGINE_FIXTURES:
+            item.add_marker(pytest.mark.engine)
+
+
+class _EngineOutcomes:
+    """Counts how engine tests ended."""
+
+    def __init__(self, counter: Counter[str]) -> None:
+        self._counter = counter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if "engine" not in report.keywords:
+            return
+        if report.when == "call":
+            self._counter["skipped" if report.skipped else "ran"] += 1
+        elif report.when == "setup" and report.skipped:
+            self._counter["skipped"] += 1
+        elif report.when == "setup" and report.failed:
+            self._counter["could not start"] += 1
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begin counting."""
+    session.config.pluginmanager.register(_EngineOutcomes(session.config.stash[_engine_outcomes]), "engine-outcomes")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many engine tests really ran."""
+    outcomes = config.stash[_engine_outcomes]
+    others = "".join(f", {count} {name}" for name, count in sorted(outcomes.items()) if name != "ran")
+    terminalreporter.write_line(f"engine tests: {outcomes['ran']} ran{others}")
+
+
+def _unavailable(reason: str) -> NoReturn:
+    if os.environ.get("OPENSHELL_REQUIRE_ENGINE") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> str:
+    """Address of a responsive engine; without one the test is skipped, or fails where an engine is required."""
+    if os.environ.get("OPENSHELL_TEST_NO_ENGINE") == "1":
+        _unavailable("engine tests are switched off")
+    from devtools.engine_discovery import find_engine
+
+    found = find_engine(os.environ)
+    if found.address is None:
+        _unavailable(f"no Docker Engine answers: {found.explanation}")
+    return found.address
+
+
+@pytest.fixture
+def docker_client(docker_host: str) -> Iterator[APIClient]:
+    """A low-level client of the engine."""
+    import docker
+
+    client = docker.APIClient(base_url=docker_host, version="auto", timeout=60)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def _image(role: str) -> str:
+    variable = f"OPENSHELL_TEST_{role.upper()}_IMAGE"
+    reference = os.environ.get(variable)
+    if not reference:
+        _unavailable(f"{variable} is not set (./dev test sets it)")
+    return reference
+
+
+@pytest.fixture
+def workload_image(docker_host: str) -> str:
+    """Reference of the demo workload image, loaded in the engine."""
+    return _image("workload")
+
+
+@pytest.fixture
+def runtime_image(docker_host: str) -> str:
+    """Reference of the sandbox runtime image, loaded in the engine."""
+    return _image("runtime")
+
+
+@pytest.fixture
+def supervisor_image(docker_host: str) -> str:
+    """Reference of the reference supervisor image, loaded in the engine."""
+    return _image("supervisor")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerLabel:
+    """A label that belongs to one test; put it on everything that the test makes on the engine."""
+
+    value: str
+    run: str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """To be given at creation."""
+        return {OWNER_LABEL: self.value, RUN_LABEL: self.run}
+
+    @property
+    def filter(self) -> str:
+        """To be given to a list call as ``filters={"label": …}``."""
+        return f"{OWNER_LABEL}={self.value}"
+
+    def __str__(self) -> str:
+        return self.filter
+
+
+def _owned(client: APIClient, label: OwnerLabel) -> list[tuple[str, str]]:
+    filters = {"label": label.filter}
+    found = [("container", item["Id"]) for item in client.containers(all=True, filters=filters)]
+    found += [("volume", item["Name"]) for item in client.volumes(filters=filters)["Volumes"] or []]
+    found += [("network", item["Id"]) for item in client.networks(filters=filters)]
+    found += [("image", item["Id"]) for item in client.images(filters=filters)]
+    return found
+
+
+@pytest.fixture
+def owner_label(docker_client: APIClient) -> Iterator[OwnerLabel]:
+    """A label of this test alone; what carries it is removed at the end, and that it is gone is asserted."""
+    from docker.errors import NotFound
+
+    label = OwnerLabel(value=secrets.token_hex(8), run=os.environ.get("OPENSHELL_TEST_RUN", "by-hand"))
+    yield label
+    removers: dict[str, Callable[[str], object]] = {
+        "container": lambda name: docker_client.remove_container(name, force=True, v=True),
+        "volume": lambda name: docker_client.remove_volume(name, force=True),
+        "network": docker_client.remove_network,
+        "image": lambda name: docker_client.remove_image(name, force=True),
+    }
+    for kind, name in _owned(docker_client, label):
+        with suppress(NotFound):
+            removers[kind](name)
+    assert _owned(docker_client, label) == [], "left over after removal"
+
+
+def _descriptors() -> set[tuple[int, str]]:
+    found: set[tuple[int, str]] = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add((int(entry.name), str(entry.readlink())))
+    # The kernel objects behind pollers are kept by libraries for the whole process; sockets, pipes and files are not.
+    return {(number, target) for number, target in found if not target.startswith(("anon_inode:", "/proc/"))}
+
+
+def _pending_tasks() -> set[asyncio.Task[object]]:
+    return {item for item in gc.get_objects() if isinstance(item, asyncio.Task) and not item.done()}
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails the test that leaves a thread, a descriptor or an unfinished asyncio task behind."""
+    gc.collect()
+    threads, descriptors, tasks = set(threading.enumerate()), _descriptors(), _pending_tasks()
+    yield
+    gc.collect()
+    new_threads = [thread for thread in threading.enumerate() if thread not in threads]
+    for thread in new_threads:
+        thread.join(THREAD_END_SECONDS)
+    assert [thread.name for thread in new_threads if thread.is_alive()] == [], "threads left behind"
+    current = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    left_tasks = [task.get_name() for task in _pending_tasks() - tasks if task is not current]
+    assert left_tasks == [], "asyncio tasks left behind"
+    assert sorted(_descriptors() - descriptors) == [], "descriptors left behind"
