@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from enum import StrEnum
 from functools import cache
 
@@ -35,7 +35,9 @@ class _Member:
 
 
 @cache
-def _members(cls: type) -> tuple[_Member, ...]:
+def _members(cls: Hashable) -> tuple[_Member, ...]:
+    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls!r} is no dataclass")
     hints = typing.get_type_hints(cls)
     return tuple(
         _Member(f.name, hints[f.name], type(None) in typing.get_args(hints[f.name]), f.metadata)
