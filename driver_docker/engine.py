@@ -380,8 +380,11 @@ class Engine(Protocol):
         """The tar of `path`; one larger than `max_bytes` raises `EngineRefusedError`."""
         ...
 
-    async def log_tail(self, container: str, *, max_lines: int, max_bytes: int, tty: bool = False) -> bytes:
-        """The last output of both streams, without framing, bounded in lines and bytes; `tty` as inspect says."""
+    async def log_tail(self, container: str, *, max_lines: int) -> bytes:
+        """The last lines of both streams as the engine frames them (raw for a container with a terminal).
+
+        At most 4 MiB are read; a longer answer is cut, possibly in the middle of a frame.
+        """
         ...
 
     async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:

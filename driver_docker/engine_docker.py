@@ -55,7 +55,7 @@ Result = TypeVar("Result")
 _REQUEST_TIMEOUT_SECONDS = 30.0
 _STOP_MARGIN_SECONDS = 15.0
 _PULL_SILENCE_SECONDS = 120.0
-_LOG_READ_LIMIT_BYTES = 8 * 1024 * 1024
+_LOG_READ_LIMIT_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 
 
@@ -259,8 +259,8 @@ class DockerEngine:
 
         return await self._run(self._short, fetch)
 
-    async def log_tail(self, container: str, *, max_lines: int, max_bytes: int, tty: bool = False) -> bytes:
-        """The last output of both streams, without framing, bounded in lines and bytes."""
+    async def log_tail(self, container: str, *, max_lines: int) -> bytes:
+        """The last lines of both streams as the engine frames them; at most 4 MiB."""
         what = f"log of container {container[:12]}"
 
         def fetch() -> bytes:
@@ -280,8 +280,7 @@ class DockerEngine:
                     found += chunk
                     if len(found) > _LOG_READ_LIMIT_BYTES:
                         break
-            plain = bytes(found) if tty else strip_frames(bytes(found))
-            return plain[-max_bytes:]
+            return bytes(found[:_LOG_READ_LIMIT_BYTES])
 
         return await self._run(self._short, fetch)
 

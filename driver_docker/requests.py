@@ -1,0 +1,233 @@
+"""From the wire's `DriverSandbox` to a `LaunchRequest`. Each field is taken or refused by name, none is ignored.
+
+Fields without effect by contract: `status` (an echo), `spec.policy` (the supervisor fetches it), `spec.sandbox_token`
+(nothing reads it in the split topology, compute-driver contract 8.2 item 7).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from driver_docker.errors import InvalidRequestError, PreconditionError
+from driver_docker.quantities import ResourceLimits, exact_numbers, parse_limits
+from openshell.isolation.documents import DocumentError, LaunchAuthentication, MainProcessSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from google.protobuf import struct_pb2
+
+    from openshell.wire.compute.v1 import compute_driver_pb2 as pb
+
+PROTECTED_ENVIRONMENT: Final = frozenset(
+    {
+        "OPENSHELL_ENDPOINT",
+        "OPENSHELL_GATEWAY_TLS_SERVER_NAME",
+        "OPENSHELL_MAIN_PROCESS_SPEC",
+        "OPENSHELL_NETWORK_RUNTIME_CAPABILITIES",
+        "OPENSHELL_OCI_IMAGE_USER",
+        "OPENSHELL_SANDBOX",
+        "OPENSHELL_SANDBOX_GID",
+        "OPENSHELL_SANDBOX_ID",
+        "OPENSHELL_SANDBOX_TOKEN",
+        "OPENSHELL_SANDBOX_TOKEN_FILE",
+        "OPENSHELL_SANDBOX_UID",
+        "OPENSHELL_SSH_SOCKET_PATH",
+        "OPENSHELL_TLS_CA",
+        "OPENSHELL_TLS_CERT",
+        "OPENSHELL_TLS_KEY",
+        "OPENSHELL_USER_ENVIRONMENT",
+    }
+)
+"""Names that a user's environment never reaches the workload with (compute-driver contract 5.6)."""
+
+_SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_MAX_NAME_BYTES: Final = 253
+_DRIVER_CONFIG_KEYS: Final = frozenset({"cdi_devices", "mounts"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRequest:
+    """One sandbox as the gateway wants it, checked for shape."""
+
+    sandbox_id: str
+    name: str
+    """The gateway's name, echoed unchanged in every snapshot."""
+    workspace: str
+    image: str
+    labels: Mapping[str, str]
+    child_environment: Mapping[str, str] = field(repr=False)
+    """Template's environment under the spec's, without the protected names; may hold the user's secrets."""
+    log_level: str
+    """Empty: the driver's own."""
+    main_process: MainProcessSpec
+    user: str
+    group: str
+    limits: ResourceLimits
+    driver_config_used: bool = False
+    launch: LaunchAuthentication | None = field(default=None, repr=False)
+
+
+def decode_sandbox(sandbox: pb.DriverSandbox, *, namespace: str, allow_driver_config: bool) -> LaunchRequest:
+    """Check and translate a request's sandbox.
+
+    Args:
+        sandbox: The wire message; launch credentials may be absent (they are, in Validate).
+        namespace: The driver's own namespace.
+        allow_driver_config: Whether callers may send a `driver_config` at all.
+
+    Raises:
+        InvalidRequestError: Malformed input (compute-driver contract 5.13).
+        PreconditionError: Well formed, but not offered by this driver or its configuration.
+    """
+    if not sandbox.HasField("spec"):
+        raise InvalidRequestError("sandbox.spec is missing")
+    spec = sandbox.spec
+    if not spec.HasField("template"):
+        raise InvalidRequestError("sandbox.spec.template is missing")
+    template = spec.template
+    sandbox_id = check_sandbox_id(sandbox.id)
+    _check_name(sandbox.name)
+    if sandbox.namespace not in {"", namespace}:
+        raise InvalidRequestError(f"sandbox.namespace is {sandbox.namespace!r}, but this driver serves {namespace!r}")
+    if len(sandbox.workspace.encode()) > _MAX_NAME_BYTES or not sandbox.workspace.isprintable():
+        raise InvalidRequestError(f"sandbox.workspace must be printable and at most {_MAX_NAME_BYTES} bytes")
+    if not template.image.strip() or any(char.isspace() for char in template.image):
+        raise InvalidRequestError("sandbox.spec.template.image must be an image reference without white space")
+    _refuse_unoffered(spec)
+    driver_config = _decode_driver_config(template.driver_config, allow=allow_driver_config)
+    resources = template.resources
+    return LaunchRequest(
+        sandbox_id=sandbox_id,
+        name=sandbox.name,
+        workspace=sandbox.workspace,
+        image=template.image,
+        labels=_checked_labels(template.labels),
+        child_environment=_child_environment(template.environment, spec.environment),
+        log_level=spec.log_level,
+        main_process=_main_process(spec),
+        user=_selector(spec.workload_identity.user, "user"),
+        group=_selector(spec.workload_identity.group, "group"),
+        limits=parse_limits(
+            cpu_limit=resources.cpu_limit,
+            memory_limit=resources.memory_limit,
+            cpu_request=resources.cpu_request,
+            memory_request=resources.memory_request,
+        ),
+        driver_config_used=bool(driver_config),
+        launch=decode_launch(spec.launch_authentication) if spec.launch_authentication else None,
+    )
+
+
+def check_sandbox_id(sandbox_id: str) -> str:
+    """An id as a path component and a label value.
+
+    Raises:
+        InvalidRequestError: Empty, or not `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
+    """
+    if not _SANDBOX_ID.fullmatch(sandbox_id):
+        raise InvalidRequestError("sandbox.id must be 1 to 128 of A-Z a-z 0-9 _ . - and start with a letter or digit")
+    return sandbox_id
+
+
+def decode_launch(data: bytes) -> LaunchAuthentication:
+    """Parse launch credentials; the error names the member and never quotes a value.
+
+    Raises:
+        InvalidRequestError: They do not parse.
+    """
+    try:
+        return LaunchAuthentication.from_json(data)
+    except DocumentError as error:
+        raise InvalidRequestError(f"launch_authentication cannot be used: {error.message}") from None
+
+
+def _check_name(name: str) -> None:
+    if not name.strip() or len(name.encode()) > _MAX_NAME_BYTES or not name.isprintable():
+        raise InvalidRequestError(f"sandbox.name must be 1 to {_MAX_NAME_BYTES} bytes without control characters")
+
+
+def _refuse_unoffered(spec: pb.DriverSandboxSpec) -> None:
+    template = spec.template
+    if template.agent_socket_path:
+        raise PreconditionError("template.agent_socket_path is not supported by the Docker driver")
+    if template.HasField("platform_config") and template.platform_config.fields:
+        keys = ", ".join(sorted(template.platform_config.fields))
+        raise PreconditionError(f"template.platform_config is not supported by the Docker driver (keys: {keys})")
+    if template.HasField("user_namespaces") and template.user_namespaces:
+        raise PreconditionError("template.user_namespaces cannot be chosen a sandbox: Docker sets them for all")
+    if spec.HasField("resource_requirements") and spec.resource_requirements.HasField("gpu"):
+        gpu = spec.resource_requirements.gpu
+        if gpu.HasField("count") and gpu.count == 0:
+            raise InvalidRequestError("resource_requirements.gpu.count must be at least 1; leave gpu out for none")
+        raise PreconditionError("resource_requirements.gpu is not offered by this driver on this engine")
+
+
+def _decode_driver_config(struct: struct_pb2.Struct, *, allow: bool) -> Mapping[str, Any]:
+    if not struct.fields:
+        return {}
+    if not allow:
+        raise PreconditionError(
+            "template.driver_config is not allowed here: the operator has not set allow_driver_config",
+            reason="ResourceAdmissionDenied",
+        )
+    config = {key: exact_numbers(_plain(value), path=f"driver_config.{key}") for key, value in struct.fields.items()}
+    unknown = sorted(set(config) - _DRIVER_CONFIG_KEYS)
+    if unknown:
+        raise InvalidRequestError(f"invalid docker driver_config: unknown key {unknown[0]}")
+    for key, value in config.items():
+        if not isinstance(value, list):
+            raise InvalidRequestError(f"invalid docker driver_config: {key} must be a list")
+        if value:
+            raise PreconditionError(f"template.driver_config.{key} is not offered by this driver yet")
+    return config
+
+
+def _plain(value: struct_pb2.Value) -> object:
+    match value.WhichOneof("kind"):
+        case "bool_value":
+            return value.bool_value
+        case "number_value":
+            return value.number_value
+        case "string_value":
+            return value.string_value
+        case "list_value":
+            return [_plain(item) for item in value.list_value.values]
+        case "struct_value":
+            return {key: _plain(item) for key, item in value.struct_value.fields.items()}
+        case _:
+            return None
+
+
+def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    for key in labels:
+        if not key or "\0" in key or "\0" in labels[key]:
+            raise InvalidRequestError("template.labels holds an empty key or a NUL")
+    return dict(labels)
+
+
+def _child_environment(template: Mapping[str, str], spec: Mapping[str, str]) -> dict[str, str]:
+    merged = {**template, **spec}
+    for name, value in merged.items():
+        if not name or "=" in name or "\0" in name or "\0" in value:
+            raise InvalidRequestError("environment holds a name that is empty or has '=', or a NUL")
+    return {name: value for name, value in sorted(merged.items()) if name not in PROTECTED_ENVIRONMENT}
+
+
+def _main_process(spec: pb.DriverSandboxSpec) -> MainProcessSpec:
+    try:
+        return MainProcessSpec(
+            command=tuple(spec.command),
+            tty=spec.tty,
+            await_main_process_attachment=spec.await_main_process_attachment,
+        )
+    except DocumentError as error:
+        raise InvalidRequestError(f"spec.command cannot be used: {error.message}") from None
+
+
+def _selector(text: str, what: str) -> str:
+    if text != text.strip() or not text.isprintable() or ":" in text:
+        raise InvalidRequestError(f"spec.workload_identity.{what} must be a name or number without white space or ':'")
+    return text

@@ -1,0 +1,62 @@
+"""Where in the workload the agent's workspace is (compute-driver contract 5.6). Pure."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Final
+
+from driver_docker.errors import ProvisioningError
+from openshell.status import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DEFAULT_WORKSPACE: Final = "/sandbox"
+CHANNEL_DIR: Final = "/.openshell/channel"
+CONTROL_ROOTS: Final = (
+    "/opt/openshell",
+    "/etc/openshell",
+    "/etc/openshell-tls",
+    "/run/openshell",
+    "/run/openshell-sidecar",
+    "/run/netns",
+    "/var/run/netns",
+)
+_KERNEL_ROOTS: Final = ("/proc", "/sys", "/dev")
+
+
+class WorkspaceError(ProvisioningError):
+    """The image's working directory cannot be the workspace."""
+
+    default_reason = "WorkspaceValidationFailed"
+    default_status = StatusCode.FAILED_PRECONDITION
+
+
+def overlaps(first: str, second: str) -> bool:
+    """Whether one of two normalised paths is the other or lies in it."""
+    return first == second or first.startswith(f"{second}/") or second.startswith(f"{first}/")
+
+
+def workspace_root(working_dir: str, *, image_volumes: Iterable[str] = ()) -> str:
+    """The workspace of an image.
+
+    Args:
+        working_dir: The image's `WorkingDir`.
+        image_volumes: The image's `VOLUME` paths.
+
+    Raises:
+        WorkspaceError: Not absolute, not normalised, in a kernel or control directory, or covered by a volume.
+    """
+    root = DEFAULT_WORKSPACE if working_dir in {"", "/", DEFAULT_WORKSPACE} else working_dir
+    if not root.startswith("/") or root != posixpath.normpath(root) or root.startswith("//") or not root.isprintable():
+        raise WorkspaceError(f"the image's working directory {root!r} is not an absolute, normalised path")
+    for taken in (*_KERNEL_ROOTS, *CONTROL_ROOTS, CHANNEL_DIR, "/.openshell"):
+        if overlaps(root, taken):
+            raise WorkspaceError(
+                f"the image's working directory {root} overlaps {taken}, which the sandbox needs itself"
+            )
+    for volume in image_volumes:
+        place = posixpath.normpath(volume)
+        if root == place or root.startswith(f"{place}/") or place == "/":
+            raise WorkspaceError(f"the image's VOLUME {volume} covers its working directory {root}")
+    return root
