@@ -1,0 +1,25 @@
+"""The reference images: built from the local Python and the locked wheels, loaded into an engine, unloaded again."""
+
+from __future__ import annotations
+
+from devtools.images.build import BuiltImage, ImageBuilder, ImageSet, build_images
+from devtools.images.engine import LoadedImages, load_images, unload_images
+from devtools.images.errors import BuildInputError, ElfError, ImageError, LoadError
+from devtools.images.progress import ImageProgress, SilentProgress, TerminalProgress
+
+__all__ = [
+    "BuildInputError",
+    "BuiltImage",
+    "ElfError",
+    "ImageBuilder",
+    "ImageError",
+    "ImageProgress",
+    "ImageSet",
+    "LoadError",
+    "LoadedImages",
+    "SilentProgress",
+    "TerminalProgress",
+    "build_images",
+    "load_images",
+    "unload_images",
+]
