@@ -31,33 +31,40 @@ Key                                 Value
 
 from __future__ import annotations
 
-import json
 import re
-import unicodedata
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from openshell.last_words import MAX_WORDS_BYTES, Category, LastWords, Stage, clean_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "MAX_WORDS_BYTES",
+    "METADATA_PREFIX",
+    "Category",
+    "Component",
+    "KilledBy",
+    "LastWords",
+    "Stage",
+    "Verdict",
+    "VerdictKind",
+    "clean_text",
+    "signal_name",
+]
 
 MAX_MESSAGE_BYTES: Final = 1024
 """Upper bound of a rendered message in UTF-8 bytes (compute-driver contract 0, point 10)."""
 
-MAX_WORDS_BYTES: Final = 512
-"""Upper bound of public last words and of an engine's cause in UTF-8 bytes."""
-
-MAX_PRIVATE_BYTES: Final = 2048
-"""Upper bound of private last words in UTF-8 bytes."""
-
 METADATA_PREFIX: Final = "openshell.verdict."
 """Every metadata key of a verdict starts with this."""
 
-_MAX_LINE_CHARS: Final = 16 * 1024
 _MAX_REASON_BYTES: Final = 128
 _MAX_GENERATION_BYTES: Final = 128
-_MARKER: Final = "openshell_last_words"
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _SIGNAL: Final = re.compile(r"SIG[A-Z0-9+]{1,12}\Z", re.ASCII)
 
@@ -122,30 +129,7 @@ class Component(StrEnum):
     UNKNOWN = "unknown"
 
 
-class Stage(StrEnum):
-    """How far a supervisor had come, in the order of a launch."""
-
-    BUILD = "build"
-    ATTACH = "attach"
-    CONFIRM = "confirm"
-    START_AGENT = "start_agent"
-    READINESS = "readiness"
-    RUNNING = "running"
-    UNKNOWN = "unknown"
-
-
-class Category(StrEnum):
-    """What kind of cause ended a supervisor, and so who can cure it."""
-
-    POLICY_REFUSED = "policy_refused"
-    CONFIGURATION = "configuration"
-    INFRASTRUCTURE = "infrastructure"
-    INCOMPATIBLE = "incompatible"
-    ENTRYPOINT = "entrypoint"
-    UNKNOWN = "unknown"
-
-
-_Open = TypeVar("_Open", KilledBy, Component, Stage, Category, VerdictKind)
+_Open = TypeVar("_Open", KilledBy, Component, VerdictKind)
 
 
 def signal_name(number: int) -> str | None:
@@ -155,92 +139,6 @@ def signal_name(number: int) -> str | None:
         number: Signal number, for example 9.
     """
     return f"SIG{_LINUX_SIGNALS[number - 1]}" if 1 <= number <= len(_LINUX_SIGNALS) else None
-
-
-def clean_text(text: str, *, max_bytes: int) -> str:
-    """Make text from outside fit for a status, a condition or a terminal.
-
-    Control, format, surrogate and private-use characters and line ends become spaces, runs of white space become one
-    space, and the result is cut to a bound, marked with an ellipsis where it was cut.
-
-    Args:
-        text: Any text.
-        max_bytes: Upper bound of the result in UTF-8 bytes, at least 3.
-    """
-    # Bounded before it is looked at: a megabyte of input costs no more than what can be kept.
-    shown = "".join(" " if unicodedata.category(char)[0] in "CZ" else char for char in text[: max_bytes * 4])
-    clean = " ".join(shown.split())
-    raw = clean.encode()
-    if not raw:
-        return ""
-    if len(raw) <= max_bytes and len(text) <= max_bytes * 4:
-        return clean
-    return raw[: max_bytes - 3].decode(errors="ignore").rstrip() + "…"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastWords:
-    """What a supervisor says about its own end, as the last line of its standard error."""
-
-    stage: Stage
-    """How far it had come."""
-    category: Category
-    """What kind of cause it was."""
-    public: str
-    """Text that may be shown to the owner of the sandbox; cleaned and at most 512 bytes."""
-    private: str = field(default="", repr=False)
-    """Text for the operator only; cleaned and at most 2 KiB."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "public", clean_text(self.public, max_bytes=MAX_WORDS_BYTES))
-        object.__setattr__(self, "private", clean_text(self.private, max_bytes=MAX_PRIVATE_BYTES))
-
-    def to_line(self) -> str:
-        """Return the words as one line of ASCII JSON, without a line end."""
-        fields = {
-            _MARKER: 1,
-            "stage": self.stage.value,
-            "category": self.category.value,
-            "public": self.public,
-            "private": self.private,
-        }
-        return json.dumps(fields, separators=(",", ":"))
-
-    @classmethod
-    def find_in(cls, tail: str) -> LastWords | None:
-        """Return the words in the last line of a log that holds any, or None.
-
-        Only pass the standard error of the supervisor container of the generation in question: a line that the
-        workload can write proves nothing. Lines that merely look like words are skipped.
-
-        Args:
-            tail: The end of a log.
-        """
-        for line in reversed(tail.splitlines()):
-            if _MARKER in line and len(line) <= _MAX_LINE_CHARS:
-                words = cls._from_line(line)
-                if words is not None:
-                    return words
-        return None
-
-    @classmethod
-    def _from_line(cls, line: str) -> LastWords | None:
-        try:
-            found: object = json.loads(line)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(found, dict):
-            return None
-        version = found.get(_MARKER)
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-            return None
-        text = {key: value for key, value in found.items() if isinstance(value, str)}
-        return cls(
-            stage=_member(Stage, text.get("stage", "")),
-            category=_member(Category, text.get("category", "")),
-            public=text.get("public", ""),
-            private=text.get("private", ""),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,14 +229,19 @@ class Verdict:
             code += f", {self.signal}"
         limit = f"memory limit {_size(self.memory_limit_bytes)}" if self.memory_limit_bytes else "no memory limit known"
         number = "an unknown code" if self.exit_code is None else f"code {self.exit_code}"
-        unsure = "a program may also return that number"
-        hint = "sender unknown, lack of memory is possible" if self.signal == "SIGKILL" else unsure
+        if self.killed_by is KilledBy.ENGINE_CLIENT:
+            hint = "sent through the engine by someone other than the driver"
+        elif self.signal == "SIGKILL":
+            hint = "sender unknown, lack of memory is possible"
+        else:
+            hint = "a program may also return that number"
         return {
             "code": code,
             "number": number,
             "limit": limit,
             "signal": self.signal or "a signal",
             "hint": hint,
+            "lead": "main process" if self.component is Component.WORKLOAD else "workload",
             "could_not": _COULD_NOT_RUN.get(self.exit_code or 0, ""),
         }
 
@@ -393,8 +296,8 @@ class Verdict:
             memory_limit_bytes=_integer(text("memory_limit")),
             engine_error=text("engine_error"),
             words=text("words"),
-            stage=_member(Stage, text("stage")) if text("stage") else None,
-            category=_member(Category, text("category")) if text("category") else None,
+            stage=Stage.read(text("stage")) if text("stage") else None,
+            category=Category.read(text("category")) if text("category") else None,
             generation=text("generation"),
         )
 
@@ -407,7 +310,7 @@ _SUBJECTS: Final[dict[Component, str]] = {
 
 _SENTENCES: Final[dict[VerdictKind, str]] = {
     VerdictKind.STOPPED: "{who} was stopped on request ({code})",
-    VerdictKind.FOLLOWED_WORKLOAD: "{who} ended because the workload had ended ({code})",
+    VerdictKind.FOLLOWED_WORKLOAD: "{who} ended because the {lead} had ended ({code})",
     VerdictKind.REMOVED: "{who} was removed from the engine by someone other than the driver ({code})",
     VerdictKind.COULD_NOT_RUN: "{who} could not run{could_not} ({code})",
     VerdictKind.OUT_OF_MEMORY: "{who} ran out of memory and was killed by the kernel ({code}, {limit})",
