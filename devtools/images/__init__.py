@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from devtools.images.build import BuiltImage, ImageBuilder, ImageSet, build_images
-from devtools.images.engine import LoadedImages, load_images, unload_images
+from devtools.images.engine import LoadedImages, images_in_engine, keep_images, load_images, unload_images
 from devtools.images.errors import BuildInputError, ElfError, ImageError, LoadError
 from devtools.images.progress import ImageProgress, SilentProgress, TerminalProgress
 
@@ -20,6 +20,8 @@ __all__ = [
     "SilentProgress",
     "TerminalProgress",
     "build_images",
+    "images_in_engine",
+    "keep_images",
     "load_images",
     "unload_images",
 ]

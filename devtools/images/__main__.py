@@ -10,7 +10,7 @@ import docker
 import docker.errors
 from rich.console import Console
 
-from devtools.images import ImageError, TerminalProgress, build_images, load_images
+from devtools.images import ImageError, TerminalProgress, build_images, keep_images, load_images
 
 
 @click.command()
@@ -22,7 +22,7 @@ def main(load: bool, as_json: bool) -> None:
         with TerminalProgress(Console(stderr=True)) as progress:
             images = build_images(progress)
             if load:
-                load_images(docker.from_env().api, images, progress)
+                keep_images(load_images(docker.from_env().api, images, progress))
     except docker.errors.DockerException as error:
         click.echo(f"images: no engine to load into: {error}", err=True)
         sys.exit(3)

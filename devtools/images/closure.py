@@ -1,7 +1,7 @@
 """Which of the project's own modules a component needs, found by reading their imports.
 
 Only what can be reached goes into an image, so an edit elsewhere in the project changes no image. Imports below
-``if TYPE_CHECKING`` do not count; names that a package resolves lazily by a string do not count either.
+``if TYPE_CHECKING`` do not count. A name that a package loads on first use counts where somebody imports it from there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ProjectTree:
             base = root.joinpath(*name.split("."))
             if (path := base / "__init__.py").is_file():
                 return ProjectModule(name=name, path=path, is_package=True)
-            if (path := base.with_suffix(".py") if "." not in base.name else base).is_file():
+            if (path := base.with_name(f"{base.name}.py")).is_file():
                 return ProjectModule(name=name, path=path, is_package=False)
         return None
 
@@ -99,14 +99,42 @@ class ProjectTree:
             known[module.name] = module
             parts = module.name.split(".")
             wanted = {".".join(parts[:depth]) for depth in range(1, len(parts))}
-            wanted.update(imported_names(module))
-            for name in wanted:
-                found = self.find(name)
+            imports = imported_names(module)
+            wanted.update(imports.required, imports.optional)
+            for name in sorted(wanted):
+                found = self.find(name) or self._lazy_home(name)
                 if found is not None:
                     waiting.append(found)
-                elif name.partition(".")[0] not in self._packages:
+                elif name.partition(".")[0] not in self._packages and name in imports.required:
                     foreign.add(name.partition(".")[0])
         return Closure(modules=tuple(known[name] for name in sorted(known)), foreign=frozenset(foreign))
+
+    def _lazy_home(self, name: str) -> ProjectModule | None:
+        """Find the module that a package's table of lazily loaded names says a name is from."""
+        package = self.find(name.rpartition(".")[0])
+        if package is None or not package.is_package:
+            return None
+        wanted = name.rpartition(".")[2]
+        for node in ast.walk(ast.parse(package.path.read_bytes(), str(package.path))):
+            if not isinstance(node, ast.Dict):
+                continue
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value == wanted and isinstance(value, ast.Constant):
+                    return self.find(str(value.value))
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedNames:
+    """What a module imports: modules, their parents, and names that may be submodules.
+
+    Attributes:
+        required: Imported without a way out.
+        optional: Imported where the failure of it is caught.
+    """
+
+    required: frozenset[str]
+    optional: frozenset[str]
 
 
 def _is_type_checking(test: ast.expr) -> bool:
@@ -115,25 +143,32 @@ def _is_type_checking(test: ast.expr) -> bool:
     )
 
 
-def _imports(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+def _catches_import_errors(node: ast.Try) -> bool:
+    caught = {name.id for handler in node.handlers for name in ast.walk(handler) if isinstance(name, ast.Name)}
+    return bool(caught & {"ImportError", "ModuleNotFoundError"})
+
+
+def _imports(node: ast.AST, optional: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     if isinstance(node, ast.Import | ast.ImportFrom):
-        yield node
-        return
-    if isinstance(node, ast.If) and _is_type_checking(node.test):
+        yield node, optional
+    elif isinstance(node, ast.If) and _is_type_checking(node.test):
         for statement in node.orelse:
-            yield from _imports(statement)
-        return
-    if isinstance(node, ast.expr):
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _imports(child)
+            yield from _imports(statement, optional)
+    elif isinstance(node, ast.Try):
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child, optional or (_catches_import_errors(node) and child in node.body))
+    elif not isinstance(node, ast.expr):
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(child, optional)
 
 
-def imported_names(module: ProjectModule) -> set[str]:
-    """Read the dotted names that a module imports: modules, their parents, and names that may be submodules."""
+def imported_names(module: ProjectModule) -> ImportedNames:
+    """Read what a module imports, at its top and inside of functions."""
     package = module.name if module.is_package else module.name.rpartition(".")[0]
-    names: set[str] = set()
-    for node in _imports(ast.parse(module.path.read_bytes(), str(module.path))):
+    required: set[str] = set()
+    possible: set[str] = set()
+    for node, optional in _imports(ast.parse(module.path.read_bytes(), str(module.path)), optional=False):
+        names = possible if optional else required
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
             continue
@@ -143,4 +178,4 @@ def imported_names(module: ProjectModule) -> set[str]:
             base = ".".join([*above, *([node.module] if node.module else [])])
         names.add(base)
         names.update(f"{base}.{alias.name}" for alias in node.names)
-    return names
+    return ImportedNames(required=frozenset(required), optional=frozenset(possible))

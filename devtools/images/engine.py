@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import re
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING
 
@@ -96,35 +96,61 @@ def unload_images(client: docker.APIClient, loaded: LoadedImages) -> list[str]:
     """
     untagged: list[str] = []
     failures: list[str] = []
-    while loaded.leases:
-        reference, lease = loaded.leases.popitem()
-        with loaded.cache.locked(f"engine-{loaded.engine}"), lease:
-            try:
-                fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            marker = _marker(loaded, reference)
-            if not marker.exists():
-                continue
-            try:
-                client.remove_image(reference)
-                untagged.append(reference)
-            except docker.errors.NotFound:
-                pass
-            except (docker.errors.DockerException, requests.RequestException) as error:
-                failures.append(f"{reference}: {error}")
-                continue
-            marker.unlink(missing_ok=True)
+    with loaded.cache.locked(f"engine-{loaded.engine}"):
+        while loaded.leases:
+            loaded.leases.popitem()[1].close()
+        # Not only ours: what a killed run left is untagged here too.
+        for marker in sorted(loaded.cache.root.glob(f"loaded-{loaded.engine}-*")):
+            reference = marker.read_text("utf-8")
+            with _lease(loaded, reference) as lease:
+                try:
+                    fcntl.flock(lease, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    continue
+                try:
+                    if reference:  # It is empty where a run was killed before it loaded anything.
+                        client.remove_image(reference)
+                        untagged.append(reference)
+                except docker.errors.NotFound:
+                    pass
+                except (docker.errors.DockerException, requests.RequestException) as error:
+                    failures.append(f"{reference}: {error}")
+                    continue
+                marker.unlink(missing_ok=True)
     if failures:
         raise LoadError(f"the engine did not untag {'; '.join(failures)}")
     return untagged
 
 
+def keep_images(loaded: LoadedImages) -> None:
+    """Let go of images and leave them in the engine, as if they had been there before."""
+    with loaded.cache.locked(f"engine-{loaded.engine}"):
+        while loaded.leases:
+            reference, lease = loaded.leases.popitem()
+            lease.close()
+            _marker(loaded, reference).unlink(missing_ok=True)
+
+
+@contextmanager
+def images_in_engine(
+    client: docker.APIClient,
+    images: ImageSet | Sequence[BuiltImage],
+    progress: ImageProgress | None = None,
+    *,
+    cache: ArtifactCache | None = None,
+) -> Iterator[LoadedImages]:
+    """Have images in an engine for as long as the context lasts; see `load_images` and `unload_images`."""
+    loaded = load_images(client, images, progress, cache=cache)
+    try:
+        yield loaded
+    finally:
+        unload_images(client, loaded)
+
+
 def _acquire(client: docker.APIClient, loaded: LoadedImages, image: BuiltImage, progress: ImageProgress) -> None:
     """Lock one image for use, and load it where the engine has it not."""
     with loaded.cache.locked(f"engine-{loaded.engine}"):
-        name = f"lease-{loaded.engine}-{_file_name(image.reference)}"
-        lease = (loaded.cache.root / "locks" / name).open("ab")
+        lease = _lease(loaded, image.reference)
         # Cannot wait: an exclusive lock on a lease is only ever tried while the engine's lock is held.
         fcntl.flock(lease, fcntl.LOCK_SH)
         loaded.leases[image.reference] = lease
@@ -132,12 +158,16 @@ def _acquire(client: docker.APIClient, loaded: LoadedImages, image: BuiltImage, 
             if _is_present(client, image.reference):
                 return
             # The marker first: a run that is killed while loading leaves a tag that the next one takes for its own.
-            _marker(loaded, image.reference).touch()
+            _marker(loaded, image.reference).write_text(image.reference, "utf-8")
             _send(client, image, progress)
             if not _is_present(client, image.reference):
                 raise LoadError(f"the engine took the archive of {image.reference}, but does not know that image")
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
             raise LoadError(f"{image.reference} could not be loaded into the engine: {error}") from error
+
+
+def _lease(loaded: LoadedImages, reference: str) -> IO[bytes]:
+    return (loaded.cache.root / "locks" / f"lease-{loaded.engine}-{_file_name(reference)}").open("ab")
 
 
 def _marker(loaded: LoadedImages, reference: str) -> Path:

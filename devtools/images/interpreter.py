@@ -47,11 +47,11 @@ def module_folder(version: str) -> str:
 _SKIPPED_PACKAGES = frozenset({
     "__phello__", "__pycache__", "config", "curses", "dbm", "dist-packages", "distutils", "ensurepip", "idlelib",
     "lib-dynload", "lib2to3", "msilib", "pydoc_data", "site-packages", "sqlite3", "test", "tests", "tkinter",
-    "turtledemo", "venv", "wsgiref", "xmlrpc",
+    "turtledemo", "unittest", "venv", "wsgiref", "xmlrpc",
 })  # fmt: skip
 _SKIPPED_MODULES = frozenset({
-    "antigravity", "cProfile", "cgi", "cgitb", "doctest", "nntplib", "pdb", "profile", "pydoc", "sitecustomize",
-    "smtpd", "this", "turtle",
+    "_pydecimal", "_pyio", "antigravity", "cProfile", "cgi", "cgitb", "doctest", "imaplib", "mailbox", "nntplib",
+    "pdb", "poplib", "profile", "pydoc", "sitecustomize", "smtpd", "telnetlib", "this", "turtle",
 })  # fmt: skip
 _SKIPPED_EXTENSIONS = frozenset({
     "_codecs_cn", "_codecs_hk", "_codecs_iso2022", "_codecs_jp", "_codecs_kr", "_codecs_tw", "_crypt", "_ctypes_test",
@@ -234,7 +234,7 @@ class _Relocation:
         elf.patch(
             python,
             "--set-interpreter", f"{self.home}/lib/{self.loader.name}",
-            "--force-rpath", "--set-rpath", "$ORIGIN/../lib",
+            "--force-rpath", "--set-rpath", f"{self.home}/lib",
         )  # fmt: skip
         for path in sorted(self.root.rglob("*")):
             if path == python or not path.is_file() or ".so" not in path.suffixes or not elf.is_elf(path):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from devtools.images.archive import Entry, ImageConfig, directory, symlink
 from devtools.images.closure import Closure, ProjectTree
 from devtools.images.compiled import Compilation, compile_all
+from devtools.images.elf import is_elf, read_elf
 from devtools.images.errors import BuildInputError
 from devtools.images.interpreter import PYTHON_HOME, Interpreter, module_folder, relocate
 from devtools.images.wheels import read_lock, shipped_requirements, wheel_files
@@ -32,8 +33,10 @@ RUNTIME_ENTRY = "/.openshell/runtime/openshell-sandbox"
 SUPERVISOR_ENTRY = "/openshell-supervisor"
 """The supervisor's executable (compute-driver contract 5.7)."""
 
-_FOREIGN_MODULES = frozenset({"_cffi_backend", "cffi", "cryptography", "google", "grpc", "jwt", "structlog",
-                              "typing_extensions"})  # fmt: skip
+SUPERVISOR_USER = "65534:65534"
+"""Who the supervisor runs as, whatever the engine is told (compute-driver contract 5.7)."""
+
+_SHIPPED_MODULES = frozenset({"cryptography", "google", "grpc", "jwt", "structlog", "typing_extensions"})
 """What the shipped distributions let one import."""
 
 _PROJECT_PACKAGES = ("openshell", "sandbox_runtime", "supervisor_reference")
@@ -115,7 +118,13 @@ def component_modules(package: str, root: Path = ROOT) -> Closure:
     modules = tree.package(package)
     if not modules:
         raise BuildInputError(f"the project has no package {package} below {root}")
-    return tree.closure(modules)
+    closure = tree.closure(modules)
+    if foreign := sorted(closure.foreign - _SHIPPED_MODULES - sys.stdlib_module_names):
+        raise BuildInputError(
+            f"{package} imports {', '.join(foreign)}, which its image does not hold; "
+            "let it do without, or add the distribution to devtools/images/wheels.py"
+        )
+    return closure
 
 
 def _application_layer(
@@ -172,7 +181,7 @@ def runtime_recipe(
     application = _application_layer(
         "sandbox_runtime", root / "images" / "runtime" / "openshell-sandbox", RUNTIME_ENTRY, interpreter, root
     )
-    config = ImageConfig(entrypoint=(RUNTIME_ENTRY,), user="65534:65534", labels=image_labels)
+    config = ImageConfig(entrypoint=(RUNTIME_ENTRY,), user=SUPERVISOR_USER, labels=image_labels)
     return ImageRecipe(name=Role.RUNTIME.value, layers=(python, application), config=config)
 
 
@@ -180,11 +189,17 @@ def supervisor_recipe(
     python: LayerRecipe, interpreter: Interpreter, image_labels: Mapping[str, str], root: Path = ROOT
 ) -> ImageRecipe:
     """The reference supervisor: the same interpreter, an unprivileged user, and mount points for a read-only root."""
+    source = root / "images" / "supervisor" / "openshell-supervisor"
+    application = _application_layer("supervisor_reference", source, SUPERVISOR_ENTRY, interpreter, root)
+    config = ImageConfig(entrypoint=(SUPERVISOR_ENTRY,), user=SUPERVISOR_USER, labels=image_labels)
+    layers = (python, supervisor_root_layer(root), application)
+    return ImageRecipe(name=Role.SUPERVISOR.value, layers=layers, config=config)
+
+
+def supervisor_root_layer(root: Path = ROOT) -> LayerRecipe:
+    """Accounts, names and mount points of the supervisor's read-only root."""
     seed = root / "images" / "supervisor"
-    application = _application_layer(
-        "supervisor_reference", seed / "openshell-supervisor", SUPERVISOR_ENTRY, interpreter, root
-    )
-    base = _files_layer(
+    return files_layer(
         "supervisor-root",
         [
             *_seeded(seed, ("etc/passwd", "etc/group", "etc/hosts", "etc/nsswitch.conf")),
@@ -195,8 +210,6 @@ def supervisor_recipe(
             directory("var/log", mode=0o700, uid=65534, gid=65534),
         ],
     )
-    config = ImageConfig(entrypoint=(SUPERVISOR_ENTRY,), user="65534:65534", labels=image_labels)
-    return ImageRecipe(name=Role.SUPERVISOR.value, layers=(python, base, application), config=config)
 
 
 def workload_recipe(busybox: Path, image_labels: Mapping[str, str], root: Path = ROOT) -> ImageRecipe:
@@ -214,17 +227,23 @@ def workload_recipe(busybox: Path, image_labels: Mapping[str, str], root: Path =
     )
 
 
-def workload_layer(busybox: Path, root: Path = ROOT) -> LayerRecipe:
-    """The root of the demo workload."""
+def workload_layer(busybox: Path, root: Path = ROOT, *, accounts: bool = True) -> LayerRecipe:
+    """The root of the demo workload.
+
+    Args:
+        busybox: A static busybox.
+        root: The project's folder.
+        accounts: Whether it has ``/etc/passwd`` and ``/etc/group``.
+    """
     seed = root / "images" / "workload"
     program = busybox.read_bytes()
     applets = (seed / "applets").read_text("utf-8").split()
-    return _files_layer(
+    return files_layer(
         "workload",
         [
             Entry(path="bin/busybox", mode=0o755, content=program),
             *(symlink(f"bin/{applet}", "busybox") for applet in applets),
-            *_seeded(seed, ("etc/passwd", "etc/group")),
+            *_seeded(seed, ("etc/passwd", "etc/group") if accounts else ()),
             directory("tmp", mode=0o1777),
             directory("sandbox", mode=0o755, uid=1000, gid=1000),
         ],
@@ -237,20 +256,18 @@ def find_busybox() -> Path:
     Raises:
         BuildInputError: when there is none; the text names the package.
     """
-    candidates = [shutil.which(name) for name in ("busybox.static", "busybox")]
-    from devtools.images.elf import read_elf
-
-    for candidate in candidates:
-        if candidate:
-            path = Path(candidate).resolve()
-            if not read_elf(path.read_bytes()).interpreter:
+    for name in ("busybox.static", "busybox"):
+        if found := shutil.which(name):
+            path = Path(found).resolve()
+            if is_elf(path) and not read_elf(path.read_bytes()).interpreter:
                 return path
     raise BuildInputError(
         "the workload image needs a static busybox and none is on PATH; install the Debian package busybox-static"
     )
 
 
-def _files_layer(name: str, entries: list[Entry]) -> LayerRecipe:
+def files_layer(name: str, entries: list[Entry]) -> LayerRecipe:
+    """A layer of entries whose content is in memory."""
     described = [
         (entry.path, entry.kind.value, entry.mode, entry.uid, entry.gid, entry.target,
          hashlib.sha256(entry.content).hexdigest())
@@ -262,13 +279,3 @@ def _files_layer(name: str, entries: list[Entry]) -> LayerRecipe:
 
 def _seeded(seed: Path, names: tuple[str, ...]) -> list[Entry]:
     return [Entry(path=name, mode=0o444, content=(seed / name).read_bytes()) for name in names]
-
-
-def foreign_modules(closure: Closure, standard: frozenset[str]) -> list[str]:
-    """Name what a component imports although no image holds it.
-
-    Args:
-        closure: The component.
-        standard: The names of the standard library's modules.
-    """
-    return sorted(closure.foreign - _FOREIGN_MODULES - standard - {"__future__", os.name})
