@@ -461,7 +461,8 @@ class OpenShellServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Health(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Whether the gateway serves, and the contract version it speaks.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -473,13 +474,15 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetGatewayInfo(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What the gateway is made of.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Accepts a sandbox; readiness follows on its stream.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -491,13 +494,15 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One sandbox by name.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSandboxes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Sandboxes of a workspace or of all, page by page.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -551,7 +556,8 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Asks for removal; the outcome says whether there was anything.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -719,7 +725,8 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetSandboxConfig(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """What a supervisor has to enforce.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -749,7 +756,8 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportPolicyStatus(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A supervisor reports whether a policy revision is in force.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -767,13 +775,15 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportSandboxConfiguration(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A supervisor reports what it made of a configuration, before the workload may start.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSandboxProviderEnvironment(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Credentials of attached providers for the supervisor.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -797,19 +807,22 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ConnectSupervisor(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """The session that makes a sandbox Ready while it lives.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportMainProcessExit(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A supervisor reports the end of the main process.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinalizeMainProcessExit(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A supervisor has delivered all output of the ended main process.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -851,7 +864,8 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The stream of one sandbox: state, logs, platform events.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -917,7 +931,8 @@ class OpenShellServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RefreshSandboxToken(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Fresh tokens before the old ones expire.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -401,6 +401,10 @@ class ConfigUpdateOperationState(betterproto2.Enum):
 
 
 class ConfigurationAdmissionState(betterproto2.Enum):
+    """
+    A supervisor's verdict on a configuration.
+    """
+
     UNSPECIFIED = 0
 
     PENDING = 1
@@ -429,13 +433,26 @@ class ConfigurationAdmissionState(betterproto2.Enum):
 
 
 class DeletionOutcome(betterproto2.Enum):
+    """
+    What a delete request found.
+    """
+
     UNSPECIFIED = 0
 
     COMPLETED = 1
+    """
+    It is gone.
+    """
 
     ACCEPTED = 2
+    """
+    It will go.
+    """
 
     ALREADY_ABSENT = 3
+    """
+    There was nothing.
+    """
 
     @classmethod
     def betterproto_value_to_renamed_proto_names(cls) -> dict[int, str]:
@@ -901,13 +918,26 @@ class ProviderReadinessState(betterproto2.Enum):
 
 
 class SandboxPhase(betterproto2.Enum):
+    """
+    Where a sandbox stands, as users see it.
+    """
+
     UNSPECIFIED = 0
 
     PROVISIONING = 1
+    """
+    Not usable yet, or waiting for its supervisor again.
+    """
 
     READY = 2
+    """
+    Compute runs and the supervisor is connected.
+    """
 
     ERROR = 3
+    """
+    Failed; stays so until somebody acts.
+    """
 
     DELETING = 4
 
@@ -920,6 +950,9 @@ class SandboxPhase(betterproto2.Enum):
     STARTING = 8
 
     COMPLETED = 9
+    """
+    The main process ended with code 0.
+    """
 
     @classmethod
     def betterproto_value_to_renamed_proto_names(cls) -> dict[int, str]:
@@ -1458,6 +1491,9 @@ class CreateSandboxRequest(betterproto2.Message):
     spec: "SandboxSpec | None" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, optional=True)
 
     name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    Empty lets the gateway choose.
+    """
 
     labels: "dict[str, str]" = betterproto2.field(
         3, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_STRING)
@@ -1472,6 +1508,9 @@ class CreateSandboxRequest(betterproto2.Message):
     workload_template: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
 
     request_id: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
+    """
+    UUID that makes a repetition safe; the payload must stay the same.
+    """
 
     service_exposures: "list[SandboxServiceExposure]" = betterproto2.field(9, betterproto2.TYPE_MESSAGE, repeated=True)
 
@@ -2164,7 +2203,7 @@ default_message_pool.register_message("openshell.v1", "GatewayHeartbeat", Gatewa
 @dataclass(eq=False, repr=False)
 class GatewayMessage(betterproto2.Message):
     """
-
+    From a gateway to a supervisor.
 
     Oneofs:
         - payload:
@@ -3068,6 +3107,10 @@ default_message_pool.register_message("openshell.v1", "PeerRelayInit", PeerRelay
 
 @dataclass(eq=False, repr=False)
 class PlatformEvent(betterproto2.Message):
+    """
+    Something that happened on the platform of the sandbox.
+    """
+
     event_time: "datetime.datetime | None" = betterproto2.field(
         101, betterproto2.TYPE_MESSAGE, unwrap=lambda: __google__protobuf__.Timestamp, optional=True
     )
@@ -3988,6 +4031,9 @@ class ReportSandboxConfigurationRequest(betterproto2.Message):
     admission: "SandboxConfigurationAdmission | None" = betterproto2.field(2, betterproto2.TYPE_MESSAGE, optional=True)
 
     expected_instance_id: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
+    """
+    The instance on record when the supervisor first looked; fences late registrations.
+    """
 
     refused_before_start: "bool" = betterproto2.field(4, betterproto2.TYPE_BOOL)
     """
@@ -4081,6 +4127,10 @@ default_message_pool.register_message(
 
 @dataclass(eq=False, repr=False)
 class Sandbox(betterproto2.Message):
+    """
+    A sandbox as the gateway knows it.
+    """
+
     metadata: "_datamodel__v1__.ObjectMeta | None" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, optional=True)
 
     spec: "SandboxSpec | None" = betterproto2.field(2, betterproto2.TYPE_MESSAGE, optional=True)
@@ -4099,6 +4149,10 @@ default_message_pool.register_message("openshell.v1", "Sandbox", Sandbox)
 
 @dataclass(eq=False, repr=False)
 class SandboxCondition(betterproto2.Message):
+    """
+    One fact about the sandbox and why it is so.
+    """
+
     type: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     status: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
@@ -4135,7 +4189,14 @@ default_message_pool.register_message("openshell.v1", "SandboxConfigRevision", S
 
 @dataclass(eq=False, repr=False)
 class SandboxConfigurationAdmission(betterproto2.Message):
+    """
+    A report about one generation: policy version and hash, configuration and provider revisions.
+    """
+
     instance_id: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    UUID that every start of a supervisor makes anew.
+    """
 
     state: "ConfigurationAdmissionState" = betterproto2.field(
         2, betterproto2.TYPE_ENUM, default_factory=lambda: ConfigurationAdmissionState(0)
@@ -4309,6 +4370,10 @@ default_message_pool.register_message("openshell.v1", "SandboxServiceLevel", San
 
 @dataclass(eq=False, repr=False)
 class SandboxSpec(betterproto2.Message):
+    """
+    What was asked for.
+    """
+
     log_level: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     environment: "dict[str, str]" = betterproto2.field(
@@ -4318,6 +4383,9 @@ class SandboxSpec(betterproto2.Message):
     template: "SandboxTemplate | None" = betterproto2.field(6, betterproto2.TYPE_MESSAGE, optional=True)
 
     policy: "_sandbox__v1__.SandboxPolicy | None" = betterproto2.field(7, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    What the agent may do; absent lets the image or the gateway decide.
+    """
 
     providers: "list[str]" = betterproto2.field(8, betterproto2.TYPE_STRING, repeated=True)
 
@@ -4326,6 +4394,9 @@ class SandboxSpec(betterproto2.Message):
     )
 
     command: "list[str]" = betterproto2.field(12, betterproto2.TYPE_STRING, repeated=True)
+    """
+    Argument vector of the main process; empty means the login shell.
+    """
 
     tty: "bool" = betterproto2.field(13, betterproto2.TYPE_BOOL)
 
@@ -4353,6 +4424,10 @@ default_message_pool.register_message("openshell.v1", "SandboxStartup", SandboxS
 
 @dataclass(eq=False, repr=False)
 class SandboxStatus(betterproto2.Message):
+    """
+    What became of it.
+    """
+
     agent_pod: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
 
     agent_fd: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
@@ -4368,12 +4443,18 @@ class SandboxStatus(betterproto2.Message):
     main_process_instance_id: "str" = betterproto2.field(8, betterproto2.TYPE_STRING)
 
     exit_code: "int | None" = betterproto2.field(9, betterproto2.TYPE_INT32, optional=True)
+    """
+    Of the main process, once it has ended.
+    """
 
     endpoint_statuses: "list[EndpointStatus]" = betterproto2.field(10, betterproto2.TYPE_MESSAGE, repeated=True)
 
     configuration_admission: "SandboxConfigurationAdmission | None" = betterproto2.field(
         11, betterproto2.TYPE_MESSAGE, optional=True
     )
+    """
+    The last report of its supervisor.
+    """
 
     configuration_activated: "bool | None" = betterproto2.field(12, betterproto2.TYPE_BOOL, optional=True)
 
@@ -4421,6 +4502,9 @@ class SandboxStreamEvent(betterproto2.Message):
     )
 
     cursor: "str" = betterproto2.field(6, betterproto2.TYPE_STRING)
+    """
+    Place of this message in the stream.
+    """
 
 
 default_message_pool.register_message("openshell.v1", "SandboxStreamEvent", SandboxStreamEvent)
@@ -4436,6 +4520,10 @@ default_message_pool.register_message("openshell.v1", "SandboxStreamWarning", Sa
 
 @dataclass(eq=False, repr=False)
 class SandboxTemplate(betterproto2.Message):
+    """
+    What the workload runs in.
+    """
+
     image: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     runtime_class_name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
@@ -4455,12 +4543,18 @@ class SandboxTemplate(betterproto2.Message):
     )
 
     resources: "__google__protobuf__.Struct | None" = betterproto2.field(7, betterproto2.TYPE_MESSAGE, optional=True)
+    """
+    Limits and requests in the shape of a Kubernetes container.
+    """
 
     user_namespaces: "bool | None" = betterproto2.field(10, betterproto2.TYPE_BOOL, optional=True)
 
     driver_config: "__google__protobuf__.Struct | None" = betterproto2.field(
         11, betterproto2.TYPE_MESSAGE, optional=True
     )
+    """
+    Options for compute drivers, one block under each configured name.
+    """
 
 
 default_message_pool.register_message("openshell.v1", "SandboxTemplate", SandboxTemplate)
@@ -4560,6 +4654,10 @@ default_message_pool.register_message("openshell.v1", "ServiceEndpointResponse",
 
 @dataclass(eq=False, repr=False)
 class SessionAccepted(betterproto2.Message):
+    """
+    The session stands; heartbeats keep it.
+    """
+
     session_id: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     bootstrap: "ConfigUpdate | None" = betterproto2.field(3, betterproto2.TYPE_MESSAGE, optional=True)
@@ -4586,6 +4684,10 @@ default_message_pool.register_message("openshell.v1", "SessionRedirect", Session
 
 @dataclass(eq=False, repr=False)
 class SessionRejected(betterproto2.Message):
+    """
+    The session is refused.
+    """
+
     reason: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
 
@@ -4718,6 +4820,10 @@ default_message_pool.register_message("openshell.v1", "SupervisorHeartbeat", Sup
 
 @dataclass(eq=False, repr=False)
 class SupervisorHello(betterproto2.Message):
+    """
+    Opens the session.
+    """
+
     sandbox_id: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     instance_id: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
@@ -4739,7 +4845,7 @@ default_message_pool.register_message("openshell.v1", "SupervisorHello", Supervi
 @dataclass(eq=False, repr=False)
 class SupervisorMessage(betterproto2.Message):
     """
-
+    From a supervisor to its gateway.
 
     Oneofs:
         - payload:
@@ -4988,8 +5094,14 @@ class WatchSandboxRequest(betterproto2.Message):
     log_tail_lines: "int" = betterproto2.field(5, betterproto2.TYPE_UINT32)
 
     event_tail: "int" = betterproto2.field(6, betterproto2.TYPE_UINT32)
+    """
+    How many past platform events to replay first.
+    """
 
     stop_on_terminal: "bool" = betterproto2.field(7, betterproto2.TYPE_BOOL)
+    """
+    End the stream once the sandbox cannot change by itself any more.
+    """
 
     since_time: "datetime.datetime | None" = betterproto2.field(
         108, betterproto2.TYPE_MESSAGE, unwrap=lambda: __google__protobuf__.Timestamp, optional=True
@@ -5000,6 +5112,9 @@ class WatchSandboxRequest(betterproto2.Message):
     log_min_level: "str" = betterproto2.field(10, betterproto2.TYPE_STRING)
 
     resume_after_cursor: "str" = betterproto2.field(12, betterproto2.TYPE_STRING)
+    """
+    Cursor of the last message that was processed.
+    """
 
 
 default_message_pool.register_message("openshell.v1", "WatchSandboxRequest", WatchSandboxRequest)

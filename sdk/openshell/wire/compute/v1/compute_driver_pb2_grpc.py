@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class ComputeDriverStub:
-    """Missing associated documentation comment in .proto file."""
+    """Places sandboxes on a platform. The gateway dials; the driver serves and is neither started nor watched by it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -97,76 +98,91 @@ class ComputeDriverStub:
 
 
 class ComputeDriverServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Places sandboxes on a platform. The gateway dials; the driver serves and is neither started nor watched by it.
+    """
 
     def GetCapabilities(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Negotiates and describes. Called at start and before every validate, create and start, so it must be cheap and its
+        acknowledgement byte-stable.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AuthenticateSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Exchanges a platform credential for a sandbox identity. UNIMPLEMENTED unless supports_sandbox_authentication.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ValidateSandboxCreate(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Checks a launch without any effect. Credentials are not present.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """One sandbox. NOT_FOUND means certainly absent; an outage of the platform is UNAVAILABLE.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSandboxes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every sandbox of this driver, those still or unsuccessfully being provisioned included.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Accepts a launch and provisions in the background. After an error the gateway never calls delete, so nothing may
+        be left.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Makes compute stop and keeps what a later start needs. Idempotent.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Starts a retained sandbox. One generation_id is one transition; a retry never runs the workload twice.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSandbox(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Removes the sandbox and everything of it, leftovers included. Idempotent, also for ids nobody knows.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchSandboxes(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """A snapshot of every sandbox, then every change. The driver never ends the stream of a reader that keeps up.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EnsureWorkspace(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Prepares a workspace; nothing to do on Docker.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteWorkspace(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Forgets a workspace; nothing to do on Docker.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -243,7 +259,8 @@ def add_ComputeDriverServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ComputeDriver:
-    """Missing associated documentation comment in .proto file."""
+    """Places sandboxes on a platform. The gateway dials; the driver serves and is neither started nor watched by it.
+    """
 
     @staticmethod
     def GetCapabilities(request,

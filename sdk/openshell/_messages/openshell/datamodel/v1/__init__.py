@@ -73,9 +73,16 @@ default_message_pool.register_message("openshell.datamodel.v1", "CredentialHandl
 
 @dataclass(eq=False, repr=False)
 class ObjectMeta(betterproto2.Message):
+    """
+    What every stored object has.
+    """
+
     id: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
 
     name: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    Unique in the workspace while the object exists.
+    """
 
     created_time: "datetime.datetime | None" = betterproto2.field(
         103, betterproto2.TYPE_MESSAGE, unwrap=lambda: ___google__protobuf__.Timestamp, optional=True
@@ -86,6 +93,9 @@ class ObjectMeta(betterproto2.Message):
     )
 
     resource_version: "int" = betterproto2.field(5, betterproto2.TYPE_UINT64)
+    """
+    Grows with every change; for compare-and-set.
+    """
 
     annotations: "dict[str, str]" = betterproto2.field(
         6, betterproto2.TYPE_MAP, map_meta=betterproto2.map_meta(betterproto2.TYPE_STRING, betterproto2.TYPE_STRING)
@@ -146,7 +156,7 @@ default_message_pool.register_message("openshell.datamodel.v1", "Workspace", Wor
 @dataclass(eq=False, repr=False)
 class WorkspaceSelector(betterproto2.Message):
     """
-
+    Which workspaces a request speaks of; a gateway never assumes one.
 
     Oneofs:
         - selection:

@@ -17,13 +17,26 @@ betterproto2.check_compiler_version(_COMPILER_VERSION)
 
 @dataclass(eq=False, repr=False)
 class AuthorizationRule(betterproto2.Message):
+    """
+    Who may call an RPC.
+    """
+
     auth_mode: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
+    """
+    unauthenticated, bearer, dual, operator, sandbox or peer.
+    """
 
     workspace_role: "str" = betterproto2.field(2, betterproto2.TYPE_STRING)
+    """
+    Role that the caller needs in the workspace.
+    """
 
     global_role: "str" = betterproto2.field(3, betterproto2.TYPE_STRING)
 
     scope: "str" = betterproto2.field(4, betterproto2.TYPE_STRING)
+    """
+    Scope that the token of the caller needs.
+    """
 
 
 default_message_pool.register_message("openshell.options.v1", "AuthorizationRule", AuthorizationRule)

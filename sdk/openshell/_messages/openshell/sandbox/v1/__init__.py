@@ -230,6 +230,10 @@ default_message_pool.register_message("openshell.sandbox.v1", "GetSandboxConfigR
 
 @dataclass(eq=False, repr=False)
 class GetSandboxConfigResponse(betterproto2.Message):
+    """
+    The effective configuration of a sandbox at one moment.
+    """
+
     policy: "SandboxPolicy | None" = betterproto2.field(1, betterproto2.TYPE_MESSAGE, optional=True)
 
     version: "int" = betterproto2.field(2, betterproto2.TYPE_UINT32)
@@ -241,6 +245,9 @@ class GetSandboxConfigResponse(betterproto2.Message):
     )
 
     config_revision: "int" = betterproto2.field(5, betterproto2.TYPE_UINT64)
+    """
+    Part of the generation that a supervisor validates and reports.
+    """
 
     policy_source: "PolicySource" = betterproto2.field(
         6, betterproto2.TYPE_ENUM, default_factory=lambda: PolicySource(0)
@@ -263,10 +270,19 @@ class GetSandboxConfigResponse(betterproto2.Message):
     provider_attachment_epoch: "str" = betterproto2.field(14, betterproto2.TYPE_STRING)
 
     configuration_admitted: "bool" = betterproto2.field(13, betterproto2.TYPE_BOOL)
+    """
+    Whether the gateway itself accepts this configuration.
+    """
 
     configuration_error: "str" = betterproto2.field(16, betterproto2.TYPE_STRING)
+    """
+    Why the configuration is not admitted.
+    """
 
     configuration_instance_id: "str" = betterproto2.field(15, betterproto2.TYPE_STRING)
+    """
+    The supervisor instance whose report is on record.
+    """
 
     settings_revision: "int" = betterproto2.field(17, betterproto2.TYPE_UINT64)
 
@@ -558,6 +574,10 @@ default_message_pool.register_message("openshell.sandbox.v1", "SandboxConfigSnap
 
 @dataclass(eq=False, repr=False)
 class SandboxPolicy(betterproto2.Message):
+    """
+    What an agent may do.
+    """
+
     version: "int" = betterproto2.field(1, betterproto2.TYPE_UINT32)
 
     filesystem: "FilesystemPolicy | None" = betterproto2.field(2, betterproto2.TYPE_MESSAGE, optional=True)

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class IsolationBackendStub:
-    """Missing associated documentation comment in .proto file."""
+    """Served over TLS 1.3 by whoever confines a workload.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -57,28 +58,33 @@ class IsolationBackendStub:
 
 
 class IsolationBackendServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Served over TLS 1.3 by whoever confines a workload.
+    """
 
     def GetCapabilities(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """The first call on every physical connection; carries no credential.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenBoundary(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Binds the resource of a launch to its session. Never runs the workload.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SuspendBoundary(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Optional: saves the boundary and fences its generation.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeBoundary(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Optional: restores a boundary, frozen until it is attached, confirmed and started.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -115,7 +121,8 @@ def add_IsolationBackendServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IsolationBackend:
-    """Missing associated documentation comment in .proto file."""
+    """Served over TLS 1.3 by whoever confines a workload.
+    """
 
     @staticmethod
     def GetCapabilities(request,

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class DelegatedIsolationBoundaryStub:
-    """Missing associated documentation comment in .proto file."""
+    """Streams of one boundary; the first client frame names it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -47,16 +48,19 @@ class DelegatedIsolationBoundaryStub:
 
 
 class DelegatedIsolationBoundaryServicer:
-    """Missing associated documentation comment in .proto file."""
+    """Streams of one boundary; the first client frame names it.
+    """
 
     def Exchange(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """One operation: a request, its response, and the bytes that belong to it.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Mediate(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Names that the workload wants resolved.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -83,7 +87,8 @@ def add_DelegatedIsolationBoundaryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DelegatedIsolationBoundary:
-    """Missing associated documentation comment in .proto file."""
+    """Streams of one boundary; the first client frame names it.
+    """
 
     @staticmethod
     def Exchange(request_iterator,
