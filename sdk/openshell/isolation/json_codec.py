@@ -12,9 +12,8 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
-from functools import cache
 
 from openshell.isolation.errors import DocumentError
 from openshell.isolation.json_fields import U64_MAX, JsonObject, check_integer, check_text
@@ -34,15 +33,21 @@ class _Member:
     metadata: Mapping[str, int]
 
 
-@cache
-def _members(cls: Hashable) -> tuple[_Member, ...]:
-    if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-        raise TypeError(f"{cls!r} is no dataclass")
-    hints = typing.get_type_hints(cls)
-    return tuple(
-        _Member(f.name, hints[f.name], type(None) in typing.get_args(hints[f.name]), f.metadata)
-        for f in dataclasses.fields(cls)
-    )
+_MEMBERS: dict[type, tuple[_Member, ...]] = {}
+
+
+def _members(cls: type) -> tuple[_Member, ...]:
+    known = _MEMBERS.get(cls)
+    if known is None:
+        if not dataclasses.is_dataclass(cls):
+            raise TypeError(f"{cls.__name__} is no dataclass")
+        hints = typing.get_type_hints(cls)
+        known = tuple(
+            _Member(f.name, hints[f.name], type(None) in typing.get_args(hints[f.name]), f.metadata)
+            for f in dataclasses.fields(cls)
+        )
+        _MEMBERS[cls] = known
+    return known
 
 
 def tag_of(cls: type) -> tuple[str, str] | None:

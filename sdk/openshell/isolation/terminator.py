@@ -1,0 +1,182 @@
+"""The server's TLS terminator: TLS 1.3 outside, plaintext HTTP/2 to a local gRPC server inside.
+
+It gives each physical connection an identity. The inner socket of a connection is bound to an unguessable abstract
+name before it connects, so that the gRPC handlers see that name as their peer; a peer whose name is not the name of a
+live connection did not pass TLS and is refused. A name cannot be taken over: it stays bound for as long as it is
+registered, and it is never used twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Callable
+
+from openshell.isolation.relay import RelaySide
+from openshell.isolation.tls import ALPN
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_SECONDS = 5.0
+MAX_PENDING_HANDSHAKES = 32
+MAX_CONNECTIONS = 128
+
+_PEER_PREFIX = "unix-abstract:"
+_OUT_OF_DESCRIPTORS_SECONDS = 0.1
+
+
+class PhysicalConnection:
+    """One TLS connection of a peer, from its handshake to its end.
+
+    Attributes:
+        id: unguessable name, unique for the life of the process.
+        closed: set when it is gone.
+    """
+
+    def __init__(self) -> None:
+        self.id = f"openshell-{secrets.token_hex(16)}"
+        self.closed = asyncio.Event()
+        self._sides: list[RelaySide] = []
+
+    def close(self) -> None:
+        """Cut the connection at once."""
+        for side in self._sides:
+            side.abort()
+
+
+class TlsTerminator:
+    """Accepts TLS connections and relays them to a local gRPC server.
+
+    Args:
+        context: server context.
+        inner_name: abstract Unix name that the local gRPC server listens on.
+        on_closed: called once for every connection that is gone, in the event loop, before its name is free again.
+    """
+
+    def __init__(
+        self, context: ssl.SSLContext, *, inner_name: str, on_closed: Callable[[PhysicalConnection], None]
+    ) -> None:
+        self._context = context
+        self._inner_name = inner_name
+        self._on_closed = on_closed
+        self._connections: dict[str, PhysicalConnection] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._accepting: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+
+    @property
+    def connections(self) -> tuple[PhysicalConnection, ...]:
+        """The live connections."""
+        return tuple(self._connections.values())
+
+    def connection_of(self, peer: str) -> PhysicalConnection | None:
+        """The live connection behind a gRPC peer string, or none if it did not come through here."""
+        if not peer.startswith(_PEER_PREFIX):
+            return None
+        return self._connections.get(peer.removeprefix(_PEER_PREFIX))
+
+    def start(self, listener: socket.socket) -> None:
+        """Accept on a listening socket, which belongs to the terminator from here on."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._accepting = asyncio.create_task(self._accept(listener), name="tls-terminator-accept")
+
+    async def close(self) -> None:
+        """Stop accepting, cut every connection, and wait until all is released; idempotent."""
+        tasks = [*self._handshakes, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._accepting = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        remaining = self.connections
+        for connection in remaining:
+            connection.close()
+        for connection in remaining:
+            await connection.closed.wait()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                # Out of descriptors or memory: nothing announces when it is over.
+                logger.warning("accepting a control connection failed: %s", error)
+                await asyncio.sleep(_OUT_OF_DESCRIPTORS_SECONDS)
+                continue
+            live = len(self._connections) + len(self._handshakes)
+            if len(self._handshakes) >= MAX_PENDING_HANDSHAKES or live >= MAX_CONNECTIONS:
+                accepted.close()
+                continue
+            task = asyncio.create_task(self._establish(accepted), name="tls-terminator-handshake")
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _establish(self, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        connection = PhysicalConnection()
+
+        def lost() -> None:
+            self._forget(connection)
+
+        outer = RelaySide(lost)
+        try:
+            transport, _ = await loop.connect_accepted_socket(
+                lambda: outer,
+                accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                ssl_shutdown_timeout=1.0,
+            )
+        except (OSError, EOFError) as error:
+            accepted.close()
+            logger.debug("a control connection failed its handshake: %s", type(error).__name__)
+            return
+        except BaseException:
+            accepted.close()
+            raise
+        tls = transport.get_extra_info("ssl_object")
+        if tls is None or tls.selected_alpn_protocol() != ALPN:
+            transport.abort()
+            return
+        inner = RelaySide(lost)
+        # Before the name is in use: whoever sees it must find it registered.
+        self._connections[connection.id] = connection
+        connection._sides = [outer, inner]  # noqa: SLF001 - filled by its only maker
+        try:
+            await loop.create_unix_connection(lambda: inner, sock=self._connect_inner(connection))
+        except OSError as error:
+            logger.warning("the local gRPC server does not take a connection: %s", error)
+            connection.close()
+            self._forget(connection)
+            return
+        except BaseException:
+            connection.close()
+            self._forget(connection)
+            raise
+        RelaySide.join(outer, inner)
+
+    def _connect_inner(self, connection: PhysicalConnection) -> socket.socket:
+        inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            inner.setblocking(False)
+            inner.bind(f"\0{connection.id}")
+            # A Unix connect succeeds at once or, with a full backlog, fails at once.
+            inner.connect(f"\0{self._inner_name}")
+        except BaseException:
+            inner.close()
+            raise
+        return inner
+
+    def _forget(self, connection: PhysicalConnection) -> None:
+        if self._connections.pop(connection.id, None) is not None:
+            with contextlib.suppress(Exception):
+                self._on_closed(connection)
+        connection.closed.set()
