@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from devtools import interruption
@@ -30,7 +29,7 @@ def demo(arguments: list[str]) -> int:
         command = [sys.executable, "-m", "examples.demo"]
         command += ["--workload-image", images.workload.reference, "--runtime-image", images.runtime.reference]
         command += ["--supervisor-image", images.supervisor.reference, *arguments]
-        return run_foreground(command, child_environment() | prepared.variables())
+        return run_foreground(command, prepared.environment())
 
 
 def test(arguments: list[str]) -> int:
@@ -50,11 +49,9 @@ def test(arguments: list[str]) -> int:
         return run_foreground(command, child_environment() | {"OPENSHELL_TEST_NO_ENGINE": "1"})
     from devtools.prepared import prepared_engine
 
-    with ExitStack() as stack:
-        prepared = stack.enter_context(prepared_engine())
-        inventory = stack.enter_context(prepared.unchanged(shared=options.shared_engine))
-        code = run_foreground(command, child_environment() | prepared.variables() | {"OPENSHELL_REQUIRE_ENGINE": "1"})
-    return code or inventory.exit_code
+    with prepared_engine(is_shared=options.shared_engine) as prepared:
+        code = run_foreground(command, prepared.environment() | {"OPENSHELL_REQUIRE_ENGINE": "1"})
+    return code or (1 if prepared.changes else 0)
 
 
 def check(arguments: list[str]) -> int:
@@ -115,7 +112,7 @@ def bench(arguments: list[str]) -> int:
     options, rest = own.parse_known_args(arguments)
     with prepared_engine() as prepared:
         command = [sys.executable, "-m", f"benchmarks.{options.name}", *rest]
-        return run_foreground(command, child_environment() | prepared.variables())
+        return run_foreground(command, prepared.environment())
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _QUIET_INTERVAL_SECONDS = 20.0
+_WORTH_TELLING_SECONDS = 3.0
 _TAIL_BYTES = 4000
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -49,9 +50,11 @@ class Progress:
 
     def end(self, outcome: str = "done") -> None:
         """Say how the step ended and how long it took."""
+        seconds = time.monotonic() - self._begun
         if self._terminal:
             print(_CLEAR_LINE, end="", file=sys.stderr)
-        say(f"{self._title}: {outcome} in {time.monotonic() - self._begun:.1f} s")
+        if self._terminal or outcome != "done" or seconds >= _WORTH_TELLING_SECONDS:
+            say(f"{self._title}: {outcome} in {seconds:.1f} s")
 
 
 def tail_of(path: Path) -> str:
@@ -71,6 +74,7 @@ def run_step(
     environment: Mapping[str, str] | None = None,
     interruptible: bool = True,
     quiet: bool = False,
+    folder: Path | None = None,
 ) -> None:
     """Run one command, output to ``log``, telling progress.
 
@@ -82,6 +86,7 @@ def run_step(
         interruptible: Whether a signal ends the command. Where it would leave the machine half changed, the command is
             left to finish first, and does not see the terminal's Ctrl-C.
         quiet: Say nothing unless the command fails.
+        folder: Where the command works; our own when ``None``.
 
     Raises:
         StepFailedError: The command could not be run or ended with an error.
@@ -97,6 +102,7 @@ def run_step(
                 stderr=subprocess.STDOUT,
                 env=None if environment is None else dict(environment),
                 start_new_session=not interruptible,
+                cwd=folder,
             )
         except OSError as error:
             raise StepFailedError(f"{title}: cannot run {command[0]}: {error.strerror}") from error

@@ -61,14 +61,36 @@ def install(packages: Sequence[str], *, purpose: str, log: Path, policy: Path = 
             _apt(command, title=title, log=log, interruptible=False)
 
 
-def leave_disabled(units: Sequence[str], log: Path) -> None:
+def unpack(package: str, folder: Path, *, log: Path) -> None:
+    """Unpack a package into a folder, without installing it and without the need to be root.
+
+    Raises:
+        StepFailedError: The package cannot be had.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    download = folder / "download"
+    download.mkdir(parents=True)
+    if os.geteuid() == 0 and not _is_known(package):
+        _apt(["update"], title="reading the package lists (apt-get update)", log=log)
+    # apt drops its privileges for downloads and must be able to write there.
+    _apt(
+        ["-o", "APT::Sandbox::User=root", "download", package],
+        title=f"fetching the package {package}",
+        log=log,
+        folder=download,
+    )
+    for archive in download.glob("*.deb"):
+        run_step(["dpkg-deb", "-x", str(archive), str(folder)], title=f"unpacking {archive.name}", log=log, quiet=True)
+    shutil.rmtree(download, ignore_errors=True)
+
+
+def leave_disabled(units: Sequence[str]) -> None:
     """Take back that an installation enabled units for the next boot. Units that are not there are no error."""
     if shutil.which("systemctl") is None:
         return
     for unit in units:
         subprocess.run(["systemctl", "disable", unit], stdin=subprocess.DEVNULL, capture_output=True, check=False)
     say(f"the services {', '.join(units)} stay off; `systemctl enable --now docker` turns Docker's on")
-    log.touch()
 
 
 def _is_known(package: str) -> bool:
@@ -79,10 +101,12 @@ def _is_known(package: str) -> bool:
     return bool(candidates) and candidates[0] != "(none)"
 
 
-def _apt(arguments: list[str], *, title: str, log: Path, interruptible: bool = True) -> None:
+def _apt(
+    arguments: list[str], *, title: str, log: Path, interruptible: bool = True, folder: Path | None = None
+) -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l", "LC_ALL": "C.UTF-8"}
     command = ["apt-get", "--quiet", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0", *arguments]
-    run_step(command, title=title, log=log, environment=environment, interruptible=interruptible)
+    run_step(command, title=title, log=log, environment=environment, interruptible=interruptible, folder=folder)
 
 
 @contextmanager

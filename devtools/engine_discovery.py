@@ -4,7 +4,8 @@ Candidates, in this order: ``DOCKER_HOST``; the active docker context (``DOCKER_
 the client's configuration in ``DOCKER_CONFIG`` or ``~/.docker``); ``/var/run/docker.sock``;
 ``~/.docker/run/docker.sock``; ``$XDG_RUNTIME_DIR/docker.sock``. A socket file says nothing about an engine behind it:
 only an answer to the API's ping does, and only one that is Docker's own. ``DOCKER_HOST`` is a decision of the user's,
-so nothing else is tried where it is set. The ambient TLS variables concern tcp addresses alone, which are not used here.
+so nothing else is tried where it is set. The ambient TLS variables concern tcp addresses alone, which are not used
+here.
 """
 
 from __future__ import annotations

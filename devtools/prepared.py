@@ -1,0 +1,177 @@
+"""An engine with the reference images in it, left as it was found."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import docker
+import docker.errors
+from rich.console import Console
+
+from devtools import debian
+from devtools.console import say
+from devtools.engine import an_engine
+from devtools.environment import child_environment
+from devtools.errors import PreconditionError, StepFailedError
+from devtools.images import ImageError, ImageSet, TerminalProgress, keep_images, load_images, unload_images
+from devtools.images import build_images as build_image_set
+from devtools.images.build import REPOSITORY
+from devtools.images.cache import cache_folder
+from devtools.images.layout import find_busybox
+from devtools.inventory import Inventory, differences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from devtools.engine import Engine
+
+_BUSYBOX_PACKAGE = "busybox-static"
+_CLIENT_VARIABLES = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
+_API_TIMEOUT_SECONDS = 120
+
+
+@dataclass(slots=True, kw_only=True)
+class Prepared:
+    """An engine that holds the images.
+
+    Attributes:
+        engine: The engine.
+        images: The images in it.
+        run: A word that names this run, for labels.
+        changes: What differs on the engine from before; filled when the block is left.
+    """
+
+    engine: Engine
+    images: ImageSet
+    run: str
+    changes: list[str] = field(default_factory=list)
+
+    def environment(self) -> dict[str, str]:
+        """The whole environment for a command that uses the engine and the images."""
+        variables = {name: value for name, value in child_environment().items() if name not in _CLIENT_VARIABLES}
+        variables["DOCKER_HOST"] = self.engine.address
+        variables["OPENSHELL_TEST_RUN"] = self.run
+        return variables | self.images.environment()
+
+
+def build_images() -> ImageSet:
+    """Build the images, or find them in the cache.
+
+    Raises:
+        StepFailedError: An image cannot be built; the text says why.
+    """
+    _ensure_busybox(cache_folder() / "busybox")
+    try:
+        with TerminalProgress(Console(stderr=True)) as progress:
+            return build_image_set(progress)
+    except ImageError as error:
+        raise StepFailedError(f"the images cannot be built: {error}") from error
+
+
+def _ensure_busybox(folder: Path) -> None:
+    """Have a static busybox on the path, by unpacking the distribution's package beside the machine's own files.
+
+    It is unpacked rather than installed, because installing it would remove the other busybox package.
+    """
+    with suppress(ImageError):
+        find_busybox()
+        return
+    if not (folder / "complete").exists():
+        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+            raise PreconditionError(
+                "the demo workload image needs a static busybox, and none is on PATH.\n"
+                "What to do: put one there (Debian: the package busybox-static) and run ./dev again."
+            )
+        debian.unpack(_BUSYBOX_PACKAGE, folder, log=folder.with_suffix(".log"))
+        (folder / "complete").touch()
+    os.environ["PATH"] = os.pathsep.join((str(folder / "bin"), str(folder / "usr/bin"), os.environ.get("PATH", "")))
+
+
+@contextmanager
+def prepared_engine(*, is_shared: bool = False) -> Iterator[Prepared]:
+    """Have an engine with the images in it for the block, and look afterwards whether it is as it was before.
+
+    Args:
+        is_shared: Others use the engine meanwhile, so look only for what carries this run's label.
+
+    Raises:
+        PreconditionError: There is no engine and no way to have one.
+        StepFailedError: An image cannot be built, loaded or untagged.
+        EngineFailedError: The private engine did not start.
+    """
+    say("building the images, or finding them in the cache")
+    images = build_images()
+    with an_engine(cache_folder()) as engine:
+        client = docker.APIClient(base_url=engine.address, version="auto", timeout=_API_TIMEOUT_SECONDS)
+        try:
+            prepared = Prepared(engine=engine, images=images, run=secrets.token_hex(6))
+            if engine.is_private:
+                _sweep(client, images)
+            only = prepared.run if is_shared else None
+            before = Inventory.of(client, only)
+            try:
+                with _loaded(client, prepared):
+                    yield prepared
+            finally:
+                prepared.changes += _changes(client, before, only, images)
+        except (docker.errors.DockerException, OSError) as error:
+            raise StepFailedError(f"the engine at {engine.address} failed: {error}") from error
+        finally:
+            client.close()
+
+
+@contextmanager
+def _loaded(client: docker.APIClient, prepared: Prepared) -> Iterator[None]:
+    say("loading the images into the engine, where it has them not")
+    try:
+        with TerminalProgress(Console(stderr=True)) as progress:
+            loaded = load_images(client, prepared.images, progress)
+        try:
+            yield
+        finally:
+            if prepared.engine.is_private:
+                keep_images(loaded)
+            else:
+                unload_images(client, loaded)
+    except ImageError as error:
+        raise StepFailedError(str(error)) from error
+
+
+def _changes(client: docker.APIClient, before: Inventory, only: str | None, images: ImageSet) -> list[str]:
+    try:
+        found = differences(before, Inventory.of(client, only))
+    except (docker.errors.DockerException, OSError) as error:
+        found = [f"the engine no longer answers, so nothing is known of what was left: {error}"]
+    own_tags = {image.reference for image in images.all}
+    found = [change for change in found if not any(f"tag {tag} " in change for tag in own_tags)]
+    for change in found:
+        say(f"the engine is not as it was before: {change}")
+    return found
+
+
+def _sweep(client: docker.APIClient, images: ImageSet) -> None:
+    """Empty the private engine of what an interrupted run left, and of images of an earlier state of the sources."""
+    removed: list[str] = []
+    for container in client.containers(all=True):
+        client.remove_container(container["Id"], force=True, v=True)
+        removed.append(f"container {container['Id'][:12]}")
+    for volume in client.volumes()["Volumes"] or []:
+        client.remove_volume(volume["Name"], force=True)
+        removed.append(f"volume {volume['Name']}")
+    for network in client.networks():
+        if network["Name"] not in {"bridge", "host", "none"}:
+            client.remove_network(network["Id"])
+            removed.append(f"network {network['Name']}")
+    current = {image.reference for image in images.all}
+    for image in client.images():
+        for tag in image.get("RepoTags") or []:
+            if tag.startswith(f"{REPOSITORY}/") and tag not in current:
+                client.remove_image(tag, force=True)
+    if removed:
+        say(f"removed from the private engine what an interrupted run left: {', '.join(removed)}")
