@@ -75,7 +75,7 @@ class Entry:
 
     def __post_init__(self) -> None:
         pure = PurePosixPath(self.path)
-        if not self.path or pure.is_absolute() or ".." in pure.parts or str(pure) != self.path:
+        if not pure.parts or pure.is_absolute() or ".." in pure.parts or str(pure) != self.path:
             raise ValueError(f"an entry's path must be relative and normalised, not {self.path!r}")
 
 
