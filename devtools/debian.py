@@ -50,14 +50,14 @@ def install(packages: Sequence[str], *, purpose: str, log: Path, policy: Path = 
     names = " ".join(packages)
     with services_forbidden(policy):
         if not all(_is_known(name) for name in packages):
-            _apt(["update"], title="reading the package lists (apt-get update)", log=log)
+            _update(log)
         command = ["install", "--yes", "--no-install-recommends", *packages]
         title = f"installing {names} ({purpose})"
         try:
             _apt(command, title=title, log=log, interruptible=False)
         except StepFailedError:
             # The usual cause is an outdated list that names files which are gone from the mirror.
-            _apt(["update"], title="reading the package lists again (apt-get update)", log=log)
+            _update(log)
             _apt(command, title=title, log=log, interruptible=False)
 
 
@@ -71,7 +71,7 @@ def unpack(package: str, folder: Path, *, log: Path) -> None:
     download = folder / "download"
     download.mkdir(parents=True)
     if os.geteuid() == 0 and not _is_known(package):
-        _apt(["update"], title="reading the package lists (apt-get update)", log=log)
+        _update(log)
     # apt drops its privileges for downloads and must be able to write there.
     _apt(
         ["-o", "APT::Sandbox::User=root", "download", package],
@@ -99,6 +99,14 @@ def _is_known(package: str) -> bool:
     )
     candidates = [line.split(":", 1)[1].strip() for line in done.stdout.splitlines() if "Candidate:" in line]
     return bool(candidates) and candidates[0] != "(none)"
+
+
+def _update(log: Path) -> None:
+    """Read the package lists. A source that fails is told and passed over: another may well have the package."""
+    try:
+        _apt(["update"], title="reading the package lists (apt-get update)", log=log)
+    except StepFailedError as error:
+        say(f"not every package list could be read: {str(error).splitlines()[-1]}")
 
 
 def _apt(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from devtools.console import say
-from devtools.engine_discovery import FoundEngine, find_engine
+from devtools.engine_discovery import NO_SOCKET, FoundEngine, find_engine
 from devtools.errors import PreconditionError
 from devtools.private_engine import private_engine
 
@@ -44,7 +44,8 @@ def an_engine(cache: Path) -> Iterator[Engine]:
     """
     found = find_engine(os.environ)
     for skipped in found.skipped:
-        say(f"engine not used: {skipped}")
+        if skipped.reason != NO_SOCKET or found.address is None:
+            say(f"no Docker Engine at {skipped}")
     if found.address is not None:
         say(f"using the Docker Engine at {found.address} ({found.origin})")
         yield Engine(address=found.address, is_private=False)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PING_TIMEOUT_SECONDS = 5.0
 MINIMUM_API = (1, 41)
+NO_SOCKET = "no such socket"
 _SYSTEM_SOCKET = "/var/run/docker.sock"
 _UNIX = "unix://"
 
@@ -89,7 +90,7 @@ def why_unusable(address: str, timeout_seconds: float = PING_TIMEOUT_SECONDS) ->
         return "only unix:// addresses are supported: sandboxes share files and loopback with the engine's machine"
     path = address.removeprefix(_UNIX)
     if not Path(path).exists():
-        return "no such socket"
+        return NO_SOCKET
     connection = _UnixConnection(path, timeout_seconds)
     try:
         connection.request("GET", "/_ping")

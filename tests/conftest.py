@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
+from devtools.inventory import RUN_LABEL
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from docker import APIClient
 
 ENGINE_FIXTURES = {"docker_host", "docker_client", "workload_image", "runtime_image", "supervisor_image", "owner_label"}
-RUN_LABEL = "openshell-docker.test/run"
 OWNER_LABEL = "openshell-docker.test/owner"
 THREAD_END_SECONDS = 5.0
 
