@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from devtools.images.archive import Layer, write_archive, write_layer
+from devtools.images.busybox import find_busybox
 from devtools.images.cache import ArtifactCache, cache_folder
 from devtools.images.interpreter import inspect_interpreter
 from devtools.images.layout import (
@@ -20,7 +21,6 @@ from devtools.images.layout import (
     Role,
     builder_digest,
     digest_of,
-    find_busybox,
     labels,
     python_layer,
     runtime_recipe,
@@ -183,7 +183,9 @@ def build_images(
     version, revision = project_version(), project_revision()
     base = python_layer(interpreter, site_packages)
     return ImageSet(
-        workload=builder.image(workload_recipe(find_busybox(), labels(Role.WORKLOAD, version, revision))),
+        workload=builder.image(
+            workload_recipe(find_busybox(builder.cache.root), labels(Role.WORKLOAD, version, revision))
+        ),
         runtime=builder.image(runtime_recipe(base, interpreter, labels(Role.RUNTIME, version, revision))),
         supervisor=builder.image(supervisor_recipe(base, interpreter, labels(Role.SUPERVISOR, version, revision))),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING
 from devtools.images.archive import Entry, ImageConfig, directory, symlink
 from devtools.images.closure import Closure, ProjectTree
 from devtools.images.compiled import Compilation, compile_all
-from devtools.images.elf import is_elf, read_elf
 from devtools.images.errors import BuildInputError
 from devtools.images.interpreter import PYTHON_HOME, Interpreter, module_folder, relocate
 from devtools.images.wheels import read_lock, shipped_requirements, wheel_files
@@ -247,22 +245,6 @@ def workload_layer(busybox: Path, root: Path = ROOT, *, accounts: bool = True) -
             directory("tmp", mode=0o1777),
             directory("sandbox", mode=0o755, uid=1000, gid=1000),
         ],
-    )
-
-
-def find_busybox() -> Path:
-    """Find a static busybox.
-
-    Raises:
-        BuildInputError: when there is none; the text names the package.
-    """
-    for name in ("busybox.static", "busybox"):
-        if found := shutil.which(name):
-            path = Path(found).resolve()
-            if is_elf(path) and not read_elf(path.read_bytes()).interpreter:
-                return path
-    raise BuildInputError(
-        "the workload image needs a static busybox and none is on PATH; install the Debian package busybox-static"
     )
 
 

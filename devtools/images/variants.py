@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from devtools.images.archive import Entry, ImageConfig, directory
 from devtools.images.build import BuiltImage, ImageBuilder
+from devtools.images.busybox import find_busybox
+from devtools.images.cache import ArtifactCache, cache_folder
 from devtools.images.layout import (
     SUPERVISOR_ENTRY,
     SUPERVISOR_USER,
     ImageRecipe,
     Role,
     files_layer,
-    find_busybox,
     labels,
     supervisor_root_layer,
     workload_layer,
@@ -26,8 +27,12 @@ from devtools.images.layout import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-    from devtools.images.cache import ArtifactCache
+
+def _busybox() -> Path:
+    return find_busybox(ArtifactCache(cache_folder() / "images").root)
+
 
 _VERSION = "0.0.0"
 _REVISION = "unknown"
@@ -78,7 +83,7 @@ def supervisor_stub(name: str, body: str, *, health_exit_code: int = 1) -> Image
     """
     script = f'#!/bin/sh\nif [ "$1" = health ]; then exit {health_exit_code}; fi\n{body}\n'
     stub = files_layer("supervisor-stub", [Entry(path=SUPERVISOR_ENTRY[1:], mode=0o555, content=script.encode())])
-    shell = workload_layer(find_busybox(), accounts=False)
+    shell = workload_layer(_busybox(), accounts=False)
     return ImageRecipe(
         name=f"test-supervisor-{name}",
         layers=(shell, supervisor_root_layer(), stub),
@@ -92,11 +97,11 @@ def supervisor_stub(name: str, body: str, *, health_exit_code: int = 1) -> Image
 
 
 def _workload(name: str, *, accounts: bool = True, user: str = "sandbox", architecture: str = "") -> ImageRecipe:
-    recipe = workload_recipe(find_busybox(), labels(Role.WORKLOAD, _VERSION, _REVISION))
+    recipe = workload_recipe(_busybox(), labels(Role.WORKLOAD, _VERSION, _REVISION))
     return dataclasses.replace(
         recipe,
         name=f"test-workload-{name}",
-        layers=(workload_layer(find_busybox(), accounts=accounts),),
+        layers=(workload_layer(_busybox(), accounts=accounts),),
         config=dataclasses.replace(recipe.config, user=user, architecture=architecture),
     )
 

@@ -15,15 +15,14 @@ import pytest
 from devtools.images import layout
 from devtools.images.archive import Entry
 from devtools.images.build import ImageBuilder, image_key
+from devtools.images.busybox import find_busybox
 from devtools.images.cache import ArtifactCache
-from devtools.images.errors import BuildInputError
 from devtools.images.interpreter import inspect_interpreter
 from devtools.images.layout import (
     ROOT,
     ImageRecipe,
     LayerRecipe,
     Role,
-    find_busybox,
     labels,
     python_layer,
     runtime_recipe,
@@ -207,14 +206,3 @@ def test_every_image_carries_the_labels_of_the_contract() -> None:
         "openshell.ai/compute-protocol": "1.0",
         "openshell.ai/isolation-protocol": "1.0",
     }
-
-
-def test_a_machine_without_a_static_busybox_is_told_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copyfile(inspect_interpreter(Path(sys.executable)).executable, tmp_path / "busybox")
-    (tmp_path / "busybox").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-
-    with pytest.raises(BuildInputError, match="busybox-static"):
-        find_busybox()
