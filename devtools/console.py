@@ -74,7 +74,6 @@ def run_step(
     environment: Mapping[str, str] | None = None,
     interruptible: bool = True,
     quiet: bool = False,
-    folder: Path | None = None,
 ) -> None:
     """Run one command, output to ``log``, telling progress.
 
@@ -86,7 +85,6 @@ def run_step(
         interruptible: Whether a signal ends the command. Where it would leave the machine half changed, the command is
             left to finish first, and does not see the terminal's Ctrl-C.
         quiet: Say nothing unless the command fails.
-        folder: Where the command works; our own when ``None``.
 
     Raises:
         StepFailedError: The command could not be run or ended with an error.
@@ -102,7 +100,6 @@ def run_step(
                 stderr=subprocess.STDOUT,
                 env=None if environment is None else dict(environment),
                 start_new_session=not interruptible,
-                cwd=folder,
             )
         except OSError as error:
             raise StepFailedError(f"{title}: cannot run {command[0]}: {error.strerror}") from error

@@ -61,27 +61,16 @@ def install(packages: Sequence[str], *, purpose: str, log: Path, policy: Path = 
             _apt(command, title=title, log=log, interruptible=False)
 
 
-def unpack(package: str, folder: Path, *, log: Path) -> None:
-    """Unpack a package into a folder, without installing it and without the need to be root.
+def read_lists_for(package: str, *, log: Path) -> bool:
+    """Read the package lists where a package is not known yet.
 
-    Raises:
-        StepFailedError: The package cannot be had.
+    Returns:
+        Whether the package became known by it.
     """
-    shutil.rmtree(folder, ignore_errors=True)
-    download = folder / "download"
-    download.mkdir(parents=True)
-    if os.geteuid() == 0 and not _is_known(package):
-        _update(log)
-    # apt drops its privileges for downloads and must be able to write there.
-    _apt(
-        ["-o", "APT::Sandbox::User=root", "download", package],
-        title=f"fetching the package {package}",
-        log=log,
-        folder=download,
-    )
-    for archive in download.glob("*.deb"):
-        run_step(["dpkg-deb", "-x", str(archive), str(folder)], title=f"unpacking {archive.name}", log=log, quiet=True)
-    shutil.rmtree(download, ignore_errors=True)
+    if not may_install() or _is_known(package):
+        return False
+    _update(log)
+    return _is_known(package)
 
 
 def leave_disabled(units: Sequence[str]) -> None:
@@ -109,12 +98,10 @@ def _update(log: Path) -> None:
         say(f"not every package list could be read: {str(error).splitlines()[-1]}")
 
 
-def _apt(
-    arguments: list[str], *, title: str, log: Path, interruptible: bool = True, folder: Path | None = None
-) -> None:
+def _apt(arguments: list[str], *, title: str, log: Path, interruptible: bool = True) -> None:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "NEEDRESTART_MODE": "l", "LC_ALL": "C.UTF-8"}
     command = ["apt-get", "--quiet", "-o", "DPkg::Lock::Timeout=300", "-o", "Dpkg::Use-Pty=0", *arguments]
-    run_step(command, title=title, log=log, environment=environment, interruptible=interruptible, folder=folder)
+    run_step(command, title=title, log=log, environment=environment, interruptible=interruptible)
 
 
 @contextmanager

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,21 +15,28 @@ from devtools import debian
 from devtools.console import say
 from devtools.engine import an_engine
 from devtools.environment import child_environment
-from devtools.errors import PreconditionError, StepFailedError
-from devtools.images import ImageError, ImageSet, TerminalProgress, keep_images, load_images, unload_images
+from devtools.errors import StepFailedError
+from devtools.images import (
+    BuildInputError,
+    ImageError,
+    ImageSet,
+    TerminalProgress,
+    keep_images,
+    load_images,
+    unload_images,
+)
 from devtools.images import build_images as build_image_set
 from devtools.images.build import REPOSITORY
 from devtools.images.cache import cache_folder
-from devtools.images.layout import find_busybox
 from devtools.inventory import Inventory, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from devtools.engine import Engine
+    from devtools.images import ImageProgress
 
-_BUSYBOX_PACKAGE = "busybox-static"
+BUSYBOX_PACKAGE = "busybox-static"
 _CLIENT_VARIABLES = ("DOCKER_CONTEXT", "DOCKER_TLS", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH", "DOCKER_API_VERSION")
 _API_TIMEOUT_SECONDS = 120
 
@@ -66,31 +71,21 @@ def build_images() -> ImageSet:
     Raises:
         StepFailedError: An image cannot be built; the text says why.
     """
-    _ensure_busybox(cache_folder() / "busybox")
     try:
         with TerminalProgress(Console(stderr=True)) as progress:
-            return build_image_set(progress)
+            return _build_with_known_packages(progress)
     except ImageError as error:
         raise StepFailedError(f"the images cannot be built: {error}") from error
 
 
-def _ensure_busybox(folder: Path) -> None:
-    """Have a static busybox on the path, by unpacking the distribution's package beside the machine's own files.
-
-    It is unpacked rather than installed, because installing it would remove the other busybox package.
-    """
-    with suppress(ImageError):
-        find_busybox()
-        return
-    if not (folder / "complete").exists():
-        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-            raise PreconditionError(
-                "the demo workload image needs a static busybox, and none is on PATH.\n"
-                "What to do: put one there (Debian: the package busybox-static) and run ./dev again."
-            )
-        debian.unpack(_BUSYBOX_PACKAGE, folder, log=folder.with_suffix(".log"))
-        (folder / "complete").touch()
-    os.environ["PATH"] = os.pathsep.join((str(folder / "bin"), str(folder / "usr/bin"), os.environ.get("PATH", "")))
+def _build_with_known_packages(progress: ImageProgress) -> ImageSet:
+    """Build, and where an input from the distribution is missing because no package list was ever read, once more."""
+    try:
+        return build_image_set(progress)
+    except BuildInputError:
+        if not debian.read_lists_for(BUSYBOX_PACKAGE, log=cache_folder() / "apt.log"):
+            raise
+        return build_image_set(progress)
 
 
 @contextmanager
