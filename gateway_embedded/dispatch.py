@@ -1,0 +1,135 @@
+"""Between grpc and the service: every RPC of the table, authenticated, with the contract's errors and metadata."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import structlog
+from google.protobuf import message_factory
+from google.protobuf.message import Message
+
+from gateway_embedded import status_details
+from gateway_embedded.auth import Principal, SandboxPrincipal, authenticate
+from gateway_embedded.errors import GatewayError, NotBuiltError, UnauthenticatedError
+from gateway_embedded.rpc_table import SERVICE_NAME, RpcEntry, rpc_table
+from gateway_embedded.tokens import TokenAuthority
+from openshell.schema import SCHEMA_METADATA_KEY, own_schema_sha256
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """One call in progress."""
+
+    principal: Principal
+    reply_metadata: list[tuple[str, str]] = field(default_factory=list)
+    """Added to the response's metadata."""
+
+    @property
+    def sandbox(self) -> SandboxPrincipal:
+        """The calling supervisor.
+
+        Raises:
+            UnauthenticatedError: The caller is a user.
+        """
+        if not isinstance(self.principal, SandboxPrincipal):
+            raise UnauthenticatedError("this call needs a sandbox's gateway token")
+        return self.principal
+
+
+UnaryHandler = Callable[[Any, Call], Awaitable[Message]]
+StreamHandler = Callable[[Any, Call], AsyncIterator[Message]]
+Handler = UnaryHandler | StreamHandler
+
+
+class Dispatcher:
+    """Builds the grpc handlers of the public service from a mapping of RPC names to handlers."""
+
+    def __init__(self, handlers: Mapping[str, Handler], authority: TokenAuthority) -> None:
+        built = {name for name, entry in rpc_table().items() if entry.built}
+        if set(handlers) != built:
+            raise ValueError(f"handlers and table differ: {sorted(set(handlers) ^ built)}")
+        self._handlers = handlers
+        self._authority = authority
+        self._schema: tuple[str, str] = (SCHEMA_METADATA_KEY, own_schema_sha256())
+        self._log = structlog.get_logger("gateway.api")
+
+    def generic_handler(self) -> grpc.GenericRpcHandler:
+        """The handler to register with a server."""
+        return grpc.method_handlers_generic_handler(
+            SERVICE_NAME, {entry.name: self._method(entry) for entry in rpc_table().values()}
+        )
+
+    def _method(self, entry: RpcEntry) -> grpc.RpcMethodHandler[Any, Any]:
+        makers = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }
+        make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = makers[entry.client_streaming, entry.server_streaming]
+        request_type = message_factory.GetMessageClass(entry.descriptor.input_type)
+        response_type = message_factory.GetMessageClass(entry.descriptor.output_type)
+        behaviour = self._streaming(entry) if entry.server_streaming else self._unary(entry)
+        return make(
+            behaviour,
+            request_deserializer=request_type.FromString,
+            response_serializer=response_type.SerializeToString,
+        )
+
+    def _unary(self, entry: RpcEntry) -> Callable[[Any, Context], Awaitable[Message]]:
+        async def behaviour(request: Any, context: Context) -> Message:
+            try:
+                call = self._admit(entry, context)
+                handler: Any = self._handlers[entry.name]
+                answer: Message = await handler(request, call)
+            except GatewayError as error:
+                await self._fail(entry, context, error)
+            except Exception as error:
+                await self._crash(entry, context, error)
+            else:
+                metadata = (self._schema, *call.reply_metadata)
+                context.set_trailing_metadata(metadata)
+                await context.send_initial_metadata(metadata)
+                return answer
+            raise AssertionError("unreachable: abort raises")
+
+        return behaviour
+
+    def _streaming(self, entry: RpcEntry) -> Callable[[Any, Context], AsyncIterator[Message]]:
+        async def behaviour(request: Any, context: Context) -> AsyncIterator[Message]:
+            try:
+                call = self._admit(entry, context)
+                context.set_trailing_metadata((self._schema,))
+                await context.send_initial_metadata((self._schema,))
+                handler: Any = self._handlers[entry.name]
+                async for answer in handler(request, call):
+                    yield answer
+            except GatewayError as error:
+                await self._fail(entry, context, error)
+            except Exception as error:
+                await self._crash(entry, context, error)
+
+        return behaviour
+
+    def _admit(self, entry: RpcEntry, context: Context) -> Call:
+        if not entry.built:
+            raise NotBuiltError(entry.refusal)
+        metadata = context.invocation_metadata() or ()
+        return Call(principal=authenticate(entry.auth_mode, ((k, v) for k, v in metadata), self._authority))
+
+    async def _fail(self, entry: RpcEntry, context: Context, error: GatewayError) -> None:
+        self._log.info("refused", rpc=entry.name, status=error.status.name, reason=error.reason, error=error.message)
+        details = (status_details.DETAILS_KEY, status_details.encode(error))
+        await context.abort(error.status.grpc, error.public_message, (self._schema, details))
+
+    async def _crash(self, entry: RpcEntry, context: Context, error: Exception) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        self._log.error("a call failed unexpectedly", rpc=entry.name, exc_info=error)
+        await self._fail(entry, context, GatewayError(f"{entry.name} failed inside the gateway; its log says why"))

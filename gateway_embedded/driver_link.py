@@ -1,0 +1,204 @@
+"""The gateway's side of `openshell.compute.v1`: one plaintext channel over a Unix socket, errors typed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+
+from gateway_embedded import handshake
+from gateway_embedded.config import DriverPolicy
+from gateway_embedded.errors import DriverCallError, HandshakeError, PreconditionError, UnavailableError, public_text
+from gateway_embedded.handshake import DriverIdentity, Peer
+from gateway_embedded.version import own_version
+from openshell.status import StatusCode
+from openshell.wire.compute.v1 import compute_driver_pb2, compute_driver_pb2_grpc
+from openshell.wire.extension.v1 import extension_pb2
+
+_T = TypeVar("_T")
+
+_DIAL_RETRY_MILLISECONDS = 250
+_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+
+_CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", _DIAL_RETRY_MILLISECONDS),
+    ("grpc.min_reconnect_backoff_ms", _DIAL_RETRY_MILLISECONDS),
+    ("grpc.max_reconnect_backoff_ms", _DIAL_RETRY_MILLISECONDS),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class DriverLink:
+    """A compute driver behind a socket. `connect` comes first; every other method needs its handshake."""
+
+    def __init__(self, socket: Path, *, policy: DriverPolicy) -> None:
+        self._socket = socket
+        self._policy = policy
+        self._channel = grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL_OPTIONS)
+        self._stub: compute_driver_pb2_grpc.ComputeDriverAsyncStub = compute_driver_pb2_grpc.ComputeDriverStub(
+            self._channel
+        )
+        self._identity: DriverIdentity | None = None
+
+    @property
+    def identity(self) -> DriverIdentity:
+        """The driver that passed the handshake.
+
+        Raises:
+            UnavailableError: None has, yet.
+        """
+        if self._identity is None:
+            raise UnavailableError("the compute driver has not answered yet; try again in a moment")
+        return self._identity
+
+    @property
+    def connected(self) -> bool:
+        """Whether a driver passed the handshake."""
+        return self._identity is not None
+
+    async def connect(self, *, window_seconds: float) -> DriverIdentity:
+        """Dial, retrying every 250 ms, and shake hands.
+
+        Raises:
+            HandshakeError: The driver does not fit this gateway.
+            DriverCallError: Nobody answered within the window, or the driver refused.
+        """
+        request = self._hello()
+        answer = await self._call(
+            "GetCapabilities", self._stub.GetCapabilities(request, timeout=window_seconds, wait_for_ready=True)
+        )
+        self._identity = self._check(answer)
+        return self._identity
+
+    async def validate(self, sandbox: compute_driver_pb2.DriverSandbox) -> None:
+        """Ask whether the driver could create this sandbox."""
+        await self._confirm("ValidateSandboxCreate")
+        request = compute_driver_pb2.ValidateSandboxCreateRequest(sandbox=sandbox)
+        await self._call("ValidateSandboxCreate", self._stub.ValidateSandboxCreate(request))
+
+    async def create(self, sandbox: compute_driver_pb2.DriverSandbox) -> None:
+        """Have a sandbox created; what follows is told by the watch."""
+        await self._confirm("CreateSandbox")
+        await self._call(
+            "CreateSandbox", self._stub.CreateSandbox(compute_driver_pb2.CreateSandboxRequest(sandbox=sandbox))
+        )
+
+    async def stop(self, sandbox_id: str, name: str, *, timeout_seconds: float | None = None) -> None:
+        """Stop a sandbox's compute and keep what is needed to start it again."""
+        request = compute_driver_pb2.StopSandboxRequest(sandbox_id=sandbox_id, name=name)
+        await self._call("StopSandbox", self._stub.StopSandbox(request, timeout=timeout_seconds))
+
+    async def delete(self, sandbox_id: str, name: str) -> bool:
+        """Remove a sandbox; false when there was nothing left of it."""
+        request = compute_driver_pb2.DeleteSandboxRequest(sandbox_id=sandbox_id, name=name)
+        answer = await self._call("DeleteSandbox", self._stub.DeleteSandbox(request))
+        return answer.deleted
+
+    async def get(
+        self, sandbox_id: str, name: str, *, timeout_seconds: float | None = None
+    ) -> compute_driver_pb2.DriverSandbox:
+        """The driver's view of one sandbox; NOT_FOUND means that it is certainly absent."""
+        request = compute_driver_pb2.GetSandboxRequest(sandbox_id=sandbox_id, name=name)
+        answer = await self._call("GetSandbox", self._stub.GetSandbox(request, timeout=timeout_seconds))
+        if answer.sandbox.id != sandbox_id:
+            raise DriverCallError(
+                f"the compute driver answered for another sandbox than {sandbox_id}",
+                rpc="GetSandbox",
+                status=StatusCode.INTERNAL,
+            )
+        return answer.sandbox
+
+    async def list(self) -> list[compute_driver_pb2.DriverSandbox]:
+        """Every sandbox the driver knows."""
+        answer = await self._call("ListSandboxes", self._stub.ListSandboxes(compute_driver_pb2.ListSandboxesRequest()))
+        return [*answer.sandboxes]
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[AsyncIterator[compute_driver_pb2.WatchSandboxesEvent]]:
+        """The driver's stream: a replay of everything, then live; leaving the context cancels it."""
+        call = self._stub.WatchSandboxes(compute_driver_pb2.WatchSandboxesRequest())
+
+        async def events() -> AsyncIterator[compute_driver_pb2.WatchSandboxesEvent]:
+            try:
+                async for event in call:
+                    yield event
+            except grpc.aio.AioRpcError as error:
+                raise _typed("WatchSandboxes", error) from error
+
+        try:
+            yield events()
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Let go of the socket."""
+        await self._channel.close()
+
+    async def _confirm(self, rpc: str) -> None:
+        """Re-read the capabilities: the acknowledged policy must be byte-identical before every operation (3.2)."""
+        known = self.identity.admission_policy
+        answer = await self._call("GetCapabilities", self._stub.GetCapabilities(self._hello()))
+        if answer.resource_admission_policy != known:
+            raise PreconditionError(
+                f"{rpc} refused: the compute driver changed its resource admission policy since this gateway started; "
+                "restart the gateway",
+                reason="DRIVER_POLICY_CHANGED",
+            )
+
+    def _check(self, answer: compute_driver_pb2.GetCapabilitiesResponse) -> DriverIdentity:
+        extension = answer.extension
+        peer = None
+        if answer.HasField("extension"):
+            peer = Peer(
+                major=extension.protocol_version.major,
+                minor=extension.protocol_version.minor,
+                name=extension.implementation_name,
+                version=extension.implementation_version,
+                supported=tuple(extension.supported_capabilities),
+                required=tuple(extension.required_capabilities),
+            )
+        peer = handshake.check_peer(peer)
+        handshake.check_acknowledgement(answer.resource_admission_policy, self._policy)
+        if answer.supports_sandbox_authentication:
+            raise HandshakeError(
+                "the compute driver authenticates its sandboxes itself, which this gateway does not offer"
+            )
+        return DriverIdentity(
+            driver_name=answer.driver_name,
+            driver_version=answer.driver_version,
+            default_image=answer.default_image,
+            manages_lifecycle=answer.gateway_manages_lifecycle,
+            reports_runtime_readiness=answer.driver_reports_runtime_readiness,
+            peer=peer,
+            admission_policy=answer.resource_admission_policy,
+            capabilities=answer.resource_capabilities.SerializeToString(),
+        )
+
+    @staticmethod
+    def _hello() -> compute_driver_pb2.GetCapabilitiesRequest:
+        return compute_driver_pb2.GetCapabilitiesRequest(
+            gateway=extension_pb2.PeerMetadata(
+                protocol_version=extension_pb2.ProtocolVersion(
+                    major=handshake.PROTOCOL_MAJOR, minor=handshake.PROTOCOL_MINOR
+                ),
+                implementation_name=handshake.IMPLEMENTATION_NAME,
+                implementation_version=own_version(),
+                supported_capabilities=handshake.SUPPORTED_CAPABILITIES,
+                required_capabilities=[handshake.CONTRACT_CAPABILITY],
+            )
+        )
+
+    async def _call(self, rpc: str, call: Awaitable[_T]) -> _T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise _typed(rpc, error) from error
+
+
+def _typed(rpc: str, error: grpc.aio.AioRpcError) -> DriverCallError:
+    details = error.details() or "the compute driver gave no reason"
+    return DriverCallError(public_text(details), rpc=rpc, status=StatusCode.from_grpc(error.code()))
