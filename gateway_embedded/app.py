@@ -24,13 +24,14 @@ from gateway_embedded.lifecycle import SandboxLifecycle
 from gateway_embedded.observation import DriverObserver
 from gateway_embedded.replays import ReplayGuard
 from gateway_embedded.sandboxes import Phase, SandboxRecord
-from gateway_embedded.service import OpenShellService
 from gateway_embedded.sessions import SessionEnd, SessionRegistry
 from gateway_embedded.state_dir import StateDir
 from gateway_embedded.states import SandboxStates
 from gateway_embedded.store import SandboxStore
 from gateway_embedded.supervision import Supervision
+from gateway_embedded.supervisor_service import SupervisorService
 from gateway_embedded.tokens import SigningKey, TokenAuthority
+from gateway_embedded.user_service import UserService
 
 STOP_PARALLELISM = 16
 """How many sandboxes are stopped at the same time when the gateway exits (compute-driver contract 3.14)."""
@@ -97,17 +98,21 @@ class Gateway:
         self._deadlines = DeadlineKeeper(self._states, self._driver, self._tasks, config.deadlines)
         self._lifecycle = SandboxLifecycle(self._states, self._driver, authority, self._tasks, config)
         self._observer = DriverObserver(self._states, self._driver, self._tasks, config.driver_timings)
-        service = OpenShellService(
+        users = UserService(
             states=self._states,
             driver=self._driver,
             lifecycle=self._lifecycle,
+            replays=ReplayGuard(store, self._tasks, clock=self._clock),
+            config=config,
+        )
+        supervisors = SupervisorService(
+            states=self._states,
             supervision=Supervision(self._states, self._deadlines),
             authority=authority,
-            replays=ReplayGuard(store, self._tasks, clock=self._clock),
             tasks=self._tasks,
             config=config,
         )
-        await self._listen(Dispatcher(service.handlers(), authority))
+        await self._listen(Dispatcher({**users.handlers(), **supervisors.handlers()}, authority))
         if config.client_config_dir is not None:
             registration = ClientRegistration(
                 root=config.client_config_dir, name=config.name, note=folder.path / "client-config-before.json"

@@ -18,7 +18,6 @@ from gateway_embedded.errors import (
     GatewayError,
     PreconditionError,
     SandboxExistsError,
-    SandboxNotFoundError,
     public_text,
 )
 from gateway_embedded.sandboxes import READY, Condition, Phase, Provisioning, SandboxRecord, SandboxStatus
@@ -92,9 +91,7 @@ class SandboxLifecycle:
             SandboxNotFoundError: There is no such sandbox.
             GatewayError: INTERNAL when the driver failed; the sandbox is then as it was.
         """
-        record = await self._states.store.find(workspace, name)
-        if record is None:
-            raise SandboxNotFoundError(f"sandbox {name!r} does not exist in workspace {workspace!r}")
+        record = await self._states.find(workspace, name)
         task = self._deletions.get(record.id)
         if task is None:
             task = self._tasks.spawn(self._delete(record), name=f"delete {record.id}")

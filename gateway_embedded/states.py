@@ -50,6 +50,17 @@ class SandboxStates:
         """Whether a sandbox of that id is stored."""
         return sandbox_id in self._known
 
+    async def find(self, workspace: str, name: str) -> SandboxRecord:
+        """The sandbox of that name.
+
+        Raises:
+            SandboxNotFoundError: There is none.
+        """
+        record = await self.store.find(workspace, name)
+        if record is None:
+            raise SandboxNotFoundError(f"sandbox {name!r} does not exist in workspace {workspace!r}")
+        return record
+
     async def add(self, record: SandboxRecord, policy: PolicyRevision | None) -> SandboxRecord:
         """Store a new sandbox."""
         stored = await self.store.insert(record, policy)

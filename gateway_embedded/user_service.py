@@ -1,0 +1,225 @@
+"""The RPCs that users call: decode, call, encode."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+
+from google.protobuf.message import Message
+
+from gateway_embedded import encoding, requests
+from gateway_embedded.config import GatewayConfig
+from gateway_embedded.dispatch import Call, Handler
+from gateway_embedded.driver_link import DriverLink
+from gateway_embedded.errors import (
+    SandboxNotFoundError,
+    UnavailableError,
+)
+from gateway_embedded.events import Change, StreamItem
+from gateway_embedded.lifecycle import SandboxLifecycle
+from gateway_embedded.replays import REPLAYED_METADATA, ReplayGuard
+from gateway_embedded.sandboxes import Phase, PlatformEvent, SandboxRecord
+from gateway_embedded.states import SandboxStates
+from gateway_embedded.store import position
+from gateway_embedded.version import gateway_version
+from openshell.schema import CONTRACT_VERSION
+from openshell.wire.v1 import openshell_pb2
+
+NO_LOGS_TEXT = "this gateway keeps no sandbox logs"
+"""Warning of a watch that asks for logs."""
+
+_Work = Callable[[], Awaitable[bytes]]
+_TERMINAL = (Phase.READY, Phase.ERROR, Phase.COMPLETED, Phase.STOPPED)
+
+
+class UserService:
+    """Handlers of what users call."""
+
+    def __init__(
+        self,
+        *,
+        states: SandboxStates,
+        driver: DriverLink,
+        lifecycle: SandboxLifecycle,
+        replays: ReplayGuard,
+        config: GatewayConfig,
+    ) -> None:
+        self._states = states
+        self._driver = driver
+        self._lifecycle = lifecycle
+        self._replays = replays
+        self._config = config
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handler of every built RPC of users, by name."""
+        return {
+            "Health": self.health,
+            "GetGatewayInfo": self.get_gateway_info,
+            "CreateSandbox": self.create_sandbox,
+            "GetSandbox": self.get_sandbox,
+            "ListSandboxes": self.list_sandboxes,
+            "DeleteSandbox": self.delete_sandbox,
+            "WatchSandbox": self.watch_sandbox,
+        }
+
+    async def health(self, _request: openshell_pb2.HealthRequest, _call: Call) -> Message:
+        """Healthy once the compute driver passed the handshake; degraded before."""
+        return openshell_pb2.HealthResponse(status=self._status(), version=CONTRACT_VERSION)
+
+    async def get_gateway_info(self, _request: openshell_pb2.GetGatewayInfoRequest, _call: Call) -> Message:
+        """Versions and the negotiated driver."""
+        info = openshell_pb2.GetGatewayInfoResponse(status=self._status(), gateway_version=gateway_version())
+        if self._driver.connected:
+            identity = self._driver.identity
+            driver = info.compute_drivers.add(name=self._config.compute_driver)
+            driver.capabilities.driver_name = identity.driver_name
+            driver.capabilities.driver_version = identity.driver_version
+            driver.capabilities.resource_capabilities.ParseFromString(identity.capabilities)
+            info.extensions.add(
+                kind=openshell_pb2.EXTENSION_KIND_COMPUTE_DRIVER,
+                configured_name=self._config.compute_driver,
+                implementation_name=identity.peer.name,
+                implementation_version=identity.peer.version,
+                protocol_major=identity.peer.major,
+                protocol_minor=identity.peer.minor,
+                supported_capabilities=identity.peer.supported,
+                required_capabilities=identity.peer.required,
+            )
+        return info
+
+    async def create_sandbox(self, request: openshell_pb2.CreateSandboxRequest, call: Call) -> Message:
+        """Create a sandbox; a request id makes a repeat harmless."""
+        workspace = requests.workspace_of(request.workspace_scope if request.HasField("workspace_scope") else None)
+        requests.check_create(request)
+
+        async def work() -> bytes:
+            record = await self._lifecycle.create(request, workspace)
+            return _response(record).SerializeToString()
+
+        body = await self._once("CreateSandbox", workspace, request, work, call)
+        return openshell_pb2.SandboxResponse.FromString(body)
+
+    async def get_sandbox(self, request: openshell_pb2.GetSandboxRequest, _call: Call) -> Message:
+        """One sandbox by name."""
+        scope = request.workspace_scope if request.HasField("workspace_scope") else None
+        workspace = requests.workspace_of(scope)
+        return _response(await self._states.find(workspace, requests.sandbox_name(request.name)))
+
+    async def list_sandboxes(self, request: openshell_pb2.ListSandboxesRequest, _call: Call) -> Message:
+        """A page of sandboxes, oldest first."""
+        page = requests.page_of(request)
+        found: list[SandboxRecord] = []
+        after = page.after
+        while len(found) <= page.size:
+            batch = await self._states.store.page(workspace=page.workspace, after=after, limit=page.size + 1)
+            found += [record for record in batch if page.matches(record.labels)]
+            if len(batch) <= page.size:
+                break
+            after = position(batch[-1])
+        more = len(found) > page.size
+        found = found[: page.size]
+        return openshell_pb2.ListSandboxesResponse(
+            sandboxes=[encoding.to_sandbox(record) for record in found],
+            next_page_token=page.token(position(found[-1])) if more else "",
+        )
+
+    async def delete_sandbox(self, request: openshell_pb2.DeleteSandboxRequest, call: Call) -> Message:
+        """Delete a sandbox; `allow_missing` makes its absence no fault."""
+        scope = request.workspace_scope if request.HasField("workspace_scope") else None
+        workspace = requests.workspace_of(scope)
+        name = requests.sandbox_name(request.name)
+
+        async def work() -> bytes:
+            try:
+                answer = await self._lifecycle.delete(workspace, name)
+            except SandboxNotFoundError:
+                if not request.allow_missing:
+                    raise
+                answer = openshell_pb2.DeleteSandboxResponse(outcome=openshell_pb2.DELETION_OUTCOME_ALREADY_ABSENT)
+            return answer.SerializeToString()
+
+        body = await self._once("DeleteSandbox", workspace, request, work, call)
+        return openshell_pb2.DeleteSandboxResponse.FromString(body)
+
+    async def watch_sandbox(
+        self, request: openshell_pb2.WatchSandboxRequest, _call: Call
+    ) -> AsyncIterator[openshell_pb2.SandboxStreamEvent]:
+        """The sandbox as it is, earlier events, then what happens; ends when the sandbox is gone.
+
+        With `stop_on_terminal` it ends at Ready, Error, Completed or Stopped.
+        """
+        scope = request.workspace_scope if request.HasField("workspace_scope") else None
+        workspace = requests.workspace_of(scope)
+        record = await self._states.find(workspace, requests.sandbox_name(request.sandbox, field="sandbox"))
+        hub = self._states.hub
+        follow_events = request.follow_events or request.event_tail > 0
+        with hub.subscribe(
+            record.id, event_tail=request.event_tail, resume_after=request.resume_after_cursor
+        ) as subscription:
+            current = await self._states.store.get(record.id)
+            if current is None:
+                raise SandboxNotFoundError(f"sandbox {record.name!r} was deleted meanwhile")
+            # Every stream begins with the sandbox itself; its cursor is where the replay of events starts, so that a
+            # reader that remembers it misses none of them.
+            start = subscription.earlier[0].number - 1 if subscription.earlier else hub.latest
+            yield _sandbox_event(current, hub.cursor(start))
+            if follow_events:
+                for item in subscription.earlier:
+                    yield self._stream_event(item)
+            if request.follow_logs or request.log_tail_lines:
+                yield openshell_pb2.SandboxStreamEvent(
+                    warning=openshell_pb2.SandboxStreamWarning(message=NO_LOGS_TEXT), cursor=hub.cursor(hub.latest)
+                )
+            last = current
+            while not (request.stop_on_terminal and last.status.phase in _TERMINAL):
+                news = await subscription.get()
+                if news is None:
+                    raise UnavailableError("the gateway is stopping; watch again when it is back")
+                if news.content is Change.REMOVED:
+                    return
+                if isinstance(news.content, SandboxRecord):
+                    if news.content.resource_version <= last.resource_version:
+                        continue
+                    last = news.content
+                    if request.follow_status:
+                        yield self._stream_event(news)
+                elif request.follow_events:
+                    yield self._stream_event(news)
+
+    async def _once(
+        self,
+        method: str,
+        workspace: str,
+        request: openshell_pb2.CreateSandboxRequest | openshell_pb2.DeleteSandboxRequest,
+        work: _Work,
+        call: Call,
+    ) -> bytes:
+        request_id = requests.request_id(request.request_id)
+        payload = type(request)()
+        payload.CopyFrom(request)  # type: ignore[arg-type]
+        payload.request_id = ""
+        reply = await self._replays.run(
+            method, workspace, request_id, payload.SerializeToString(deterministic=True), work
+        )
+        if reply.replayed:
+            call.reply_metadata.append(REPLAYED_METADATA)
+        return reply.body
+
+    def _status(self) -> openshell_pb2.ServiceStatus.ValueType:
+        connected = self._driver.connected
+        return openshell_pb2.SERVICE_STATUS_HEALTHY if connected else openshell_pb2.SERVICE_STATUS_DEGRADED
+
+    def _stream_event(self, item: StreamItem) -> openshell_pb2.SandboxStreamEvent:
+        cursor = self._states.hub.cursor(item.number)
+        if isinstance(item.content, PlatformEvent):
+            return openshell_pb2.SandboxStreamEvent(event=encoding.to_platform_event(item.content), cursor=cursor)
+        if isinstance(item.content, SandboxRecord):
+            return _sandbox_event(item.content, cursor)
+        raise AssertionError(f"no stream event for {item.content}")
+
+
+def _response(record: SandboxRecord) -> openshell_pb2.SandboxResponse:
+    return openshell_pb2.SandboxResponse(sandbox=encoding.to_sandbox(record))
+
+
+def _sandbox_event(record: SandboxRecord, cursor: str) -> openshell_pb2.SandboxStreamEvent:
+    return openshell_pb2.SandboxStreamEvent(sandbox=encoding.to_sandbox(record), cursor=cursor)
