@@ -130,7 +130,7 @@ class TailReader:
         self._lines: deque[bytes] = deque()
         self._kept_bytes = 0
         self._dropped = False
-        self._words_line = b""
+        self._words: LastWords | None = None
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log, cut anywhere."""
@@ -187,8 +187,8 @@ class TailReader:
             self._append(b"")
             return
         self._dropped |= line.cut
-        if stream == _STDERR and _WORDS_MARKER in line.kept and not line.cut:
-            self._words_line = bytes(line.kept)
+        if stream == _STDERR and _WORDS_MARKER in line.kept:
+            self._words = LastWords.find_in(line.kept.decode("utf-8", "replace")) or self._words
         self._append(bytes(line.kept).removesuffix(b"\r"))
 
     def _append(self, line: bytes) -> None:
@@ -215,7 +215,7 @@ class TailReader:
         return result, len(kept) < len(lines) or any(len(line) > _MAX_SHOWN_LINE_CHARS for line in lines)
 
     def _last_words(self) -> LastWords | None:
-        words = LastWords.find_in(self._words_line.decode("utf-8", "replace"))
+        words = self._words
         if words is None:
             return None
         return LastWords(

@@ -121,12 +121,13 @@ def test_a_line_without_an_end_costs_flat_memory(tty: bool) -> None:
     assert tail.truncated
 
 
-def test_many_lines_cost_flat_memory() -> None:
-    lines = b"y" * 199 + b"\n"
+@pytest.mark.parametrize("length", [100, 16_000])
+def test_many_lines_cost_flat_memory(length: int) -> None:
+    lines = (b"y" * length + b"\n") * (16_000 // (length + 1) + 1)
     reader = TailReader(tty=True)
     tracemalloc.start()
     try:
-        for _ in range(20_000):
+        for _ in range(250):
             reader.feed(lines)
         reader.finish()
         _, peak_bytes = tracemalloc.get_traced_memory()
@@ -213,6 +214,11 @@ def test_a_forged_line_on_standard_output_does_not_displace_last_words() -> None
 def test_last_words_split_over_frames_and_without_a_line_end_are_found() -> None:
     framed = frame(STDERR, LINE[:30]) + frame(STDOUT, b"x\n") + frame(STDERR, LINE[30:-1])
     assert read_tail(framed, tty=False).last_words == WORDS
+
+
+@pytest.mark.parametrize("junk", [LINE[:-9] + b"\n", b'{"openshell_last_words":1,"public":"' + b"x" * 20_000 + b"\n"])
+def test_a_broken_line_after_last_words_does_not_displace_them(junk: bytes) -> None:
+    assert read_tail(frame(STDERR, LINE) + frame(STDERR, junk), tty=False).last_words == WORDS
 
 
 def test_secrets_in_last_words_are_redacted() -> None:
