@@ -36,7 +36,7 @@ class Log:
         """Something that the operator may want to change."""
         self._write(Level.WARNING, event, facts)
 
-    def error(self, event: str, **facts: object) -> None:
+    def failure(self, event: str, **facts: object) -> None:
         """Something that failed."""
         self._write(Level.ERROR, event, facts)
 

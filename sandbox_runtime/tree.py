@@ -7,9 +7,10 @@ but a container without privileges has no writable cgroup, so freezing is SIGSTO
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,8 @@ _LONGEST_PAUSE_SECONDS = 0.025
 _RESWEEP_SECONDS = 0.1
 
 _ENDED = frozenset("ZXx")
-_STILL = frozenset("Tt") | _ENDED
+_STOPPED = frozenset("Tt")
+_UNINTERRUPTIBLE = "D"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +44,19 @@ class ProcessEntry:
     parent_pid: int
     state: str
     """The kernel's letter: R, S, D, T, t, Z, X or I."""
+    threads: int = 1
     start_ticks: int
     """Start time in clock ticks since boot; tells a reused pid from the first process that had it."""
-
-    @property
-    def still(self) -> bool:
-        """Whether it executes nothing: stopped or ended."""
-        return self.state in _STILL
 
     @property
     def ended(self) -> bool:
         """Whether it is only waiting to be reaped."""
         return self.state in _ENDED
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Pid and start time: no other process ever has the same."""
+        return (self.pid, self.start_ticks)
 
 
 def parse_stat(text: bytes) -> ProcessEntry:
@@ -72,8 +75,24 @@ def parse_stat(text: bytes) -> ProcessEntry:
     if len(fields) < 20:
         raise ValueError("the stat line is too short")
     return ProcessEntry(
-        pid=int(pid), parent_pid=int(fields[1]), state=fields[0].decode("ascii"), start_ticks=int(fields[19])
+        pid=int(pid),
+        parent_pid=int(fields[1]),
+        state=fields[0].decode("ascii"),
+        threads=int(fields[17]),
+        start_ticks=int(fields[19]),
     )
+
+
+def liveliest(states: Iterable[str]) -> str:
+    """The state of a process whose threads are in *states*: it runs while one runs, and has ended when all have.
+
+    A process's own line tells the state of its first thread only, which may have ended while others run.
+    """
+
+    def rank(state: str) -> int:
+        return 3 if state in _ENDED else 2 if state in _STOPPED else 1 if state == _UNINTERRUPTIBLE else 0
+
+    return min(states, key=rank, default="Z")
 
 
 def descendants(entries: Iterable[ProcessEntry], root_pid: int) -> tuple[ProcessEntry, ...]:
@@ -115,7 +134,16 @@ class ProcessTree:
                     entries.append(parse_stat((self._proc / name / "stat").read_bytes()))
                 except (FileNotFoundError, ProcessLookupError):
                     continue  # it ended while we looked
-        return descendants(entries, self._root_pid)
+        found = descendants(entries, self._root_pid)
+        return tuple(entry if entry.threads <= 1 else self._with_threads(entry) for entry in found)
+
+    def _with_threads(self, entry: ProcessEntry) -> ProcessEntry:
+        states = []
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for thread in (self._proc / str(entry.pid) / "task").iterdir():
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    states.append(parse_stat((thread / "stat").read_bytes()).state)
+        return replace(entry, state=liveliest(states))
 
     def signal(self, number: signal.Signals) -> int:
         """Send *number* to every member. Returns how many it was sent to."""
@@ -133,23 +161,33 @@ class ProcessTree:
         previous: Sequence[ProcessEntry] | None = None
         while True:
             members = self.members()
-            moving = [entry for entry in members if not entry.still]
+            moving = [entry for entry in members if not self._is_still(entry)]
+            if not moving and previous == members:
+                return sum(not entry.ended for entry in members)
+            # A listing is not atomic: a process that was forked behind its back shows up in the next one.
+            previous = members if not moving else None
+            for entry in members:
+                if not entry.ended and entry.state not in _STOPPED:
+                    self._frozen.add(entry.identity)
+                    _send(entry.pid, signal.SIGSTOP)
             if not moving:
-                # A listing is not atomic: a process that was forked behind its back shows up in the next one.
-                if previous == members:
-                    return sum(not entry.ended for entry in members)
-                previous = members
                 continue
-            previous = None
-            for entry in moving:
-                self._frozen.add((entry.pid, entry.start_ticks))
-                _send(entry.pid, signal.SIGSTOP)
             if loop.time() >= deadline:
                 pids = ", ".join(str(entry.pid) for entry in moving[:5])
                 raise TreeError(f"{len(moving)} processes still ran {FREEZE_SECONDS:g} s after SIGSTOP (pids {pids})")
             # The kernel tells nobody but the parent when a process has stopped, so look again shortly.
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def _is_still(self, entry: ProcessEntry) -> bool:
+        """Whether it executes nothing of its own any more.
+
+        In uninterruptible sleep a process keeps the SIGSTOP that it was sent and obeys before it runs again. That can
+        last: the parent of a vfork sleeps so until its child, which is stopped, has called execve.
+        """
+        if entry.state == _UNINTERRUPTIBLE:
+            return entry.identity in self._frozen
+        return entry.ended or entry.state in _STOPPED
 
     def resume(self) -> int:
         """Continue what :meth:`freeze` stopped. Returns how many processes were continued.
@@ -160,7 +198,7 @@ class ProcessTree:
         return sum(
             _send(entry.pid, signal.SIGCONT)
             for entry in reversed(self.members())
-            if (entry.pid, entry.start_ticks) in frozen and not entry.ended
+            if entry.identity in frozen and not entry.ended
         )
 
     async def terminate(self, *, grace_seconds: float = GRACE_SECONDS) -> None:

@@ -15,9 +15,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.append(str(Path(__file__).resolve().parents[3]))
-sys.path.append(str(Path(__file__).resolve().parents[3] / "sdk"))
-
 from sandbox_runtime import confinement, landlock
 from sandbox_runtime.confinement import FilesystemPolicy, RealPaths
 from sandbox_runtime.errors import LaunchError
@@ -211,6 +208,45 @@ async def freeze_a_forking_tree(world: World) -> dict[str, object]:
     second = {(entry.pid, entry.state) for entry in live(world)}
     await world.tree.terminate(grace_seconds=0)
     return {"unchanged": first == second, "all_stopped": {state for _, state in first} == {"T"}}
+
+
+HEADLESS = """
+import ctypes, os, platform, threading, time
+def work():
+    while True:
+        os.write(1, b".")
+        time.sleep(0.001)
+threading.Thread(target=work).start()
+# The first thread ends, the process does not: its own line in procfs says zombie from now on.
+ctypes.CDLL(None).syscall(93 if platform.machine() == "aarch64" else 60, 0)
+"""
+
+
+async def headless_process(world: World) -> dict[str, object]:
+    """A process whose first thread has ended is still frozen and ended."""
+    child, reader = await world.launch(sys.executable, "-I", "-S", "-c", HEADLESS)
+    await until(lambda: Path(f"/proc/{child.pid}/stat").read_text().rpartition(") ")[2].startswith("Z"))
+    await reader.read(1)
+    frozen = await world.tree.freeze()
+    first = [entry.state for entry in live(world)]
+    world.tree.resume()
+    while await reader.read(65536) == b"":
+        pass
+    await world.tree.terminate(grace_seconds=0)
+    return {"frozen": frozen, "states": first, "left": len(world.tree.members())}
+
+
+async def freeze_during_vfork(world: World) -> dict[str, object]:
+    """A parent that waits for its child's execve cannot stop, but neither can it run."""
+    world.spawn(sys.executable, "-I", "-S", "-c", "import os\nwhile True: os.posix_spawn('/bin/true', ['true'], {})")
+    await until(lambda: len(live(world)) > 1)
+    counts = []
+    for _ in range(40):
+        counts.append(await world.tree.freeze())
+        world.tree.resume()
+    await world.tree.freeze()
+    await world.tree.terminate(grace_seconds=0)
+    return {"all": len(counts), "left": len(world.tree.members())}
 
 
 async def kill_frozen(world: World) -> dict[str, object]:

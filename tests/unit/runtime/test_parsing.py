@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from sandbox_runtime.logs import Level, Log, level_from_environment
 from sandbox_runtime.reaper import EndStatus
 from sandbox_runtime.signals import ReceivedSignal, parse_records
-from sandbox_runtime.tree import ProcessEntry, descendants, parse_stat
+from sandbox_runtime.tree import ProcessEntry, descendants, liveliest, parse_stat
 
 
-def stat_line(pid: int, command: bytes, state: str, parent: int, start: int) -> bytes:
-    return b"%d (%s) %s %d %s %d %s\n" % (pid, command, state.encode(), parent, b" ".join([b"0"] * 17), start, b"0 0 0")
+def stat_line(pid: int, command: bytes, state: str, parent: int, start: int, threads: int = 1) -> bytes:
+    skipped = b" ".join([b"0"] * 15)
+    numbers = b"%d %s %d 0 %d 0 0 0" % (parent, skipped, threads, start)
+    return b"%d (%s) %s %s\n" % (pid, command, state.encode(), numbers)
 
 
 @given(
@@ -26,12 +28,13 @@ def stat_line(pid: int, command: bytes, state: str, parent: int, start: int) -> 
     state=st.sampled_from("RSDTtZXI"),
     parent=st.integers(0, 2**22),
     start=st.integers(0, 2**60),
+    threads=st.integers(0, 5000),
 )
 def test_a_stat_line_is_read_whatever_the_command_is_called(
-    pid: int, command: bytes, state: str, parent: int, start: int
+    pid: int, command: bytes, state: str, parent: int, start: int, threads: int
 ) -> None:
-    expected = ProcessEntry(pid=pid, parent_pid=parent, state=state, start_ticks=start)
-    assert parse_stat(stat_line(pid, command, state, parent, start)) == expected
+    expected = ProcessEntry(pid=pid, parent_pid=parent, state=state, start_ticks=start, threads=threads)
+    assert parse_stat(stat_line(pid, command, state, parent, start, threads)) == expected
 
 
 @given(st.binary(max_size=200))
@@ -51,6 +54,13 @@ def test_descendants_are_found_parents_first_and_strangers_are_not() -> None:
     found = [process.pid for process in descendants(entries, 1)]
     assert sorted(found) == [7, 8, 50, 51]
     assert found.index(7) < found.index(50) < found.index(51)
+
+
+@pytest.mark.parametrize(
+    ("states", "process"), [("S", "S"), ("ZR", "R"), ("TTS", "S"), ("TD", "D"), ("ZT", "T"), ("ZZ", "Z"), ("", "Z")]
+)
+def test_a_process_is_as_alive_as_its_liveliest_thread(states: str, process: str) -> None:
+    assert liveliest(states) == process
 
 
 def test_a_loop_in_a_torn_listing_ends() -> None:

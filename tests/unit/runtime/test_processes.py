@@ -64,6 +64,15 @@ def test_freezing_catches_what_forks_all_the_time(scenario: Scenario) -> None:
     assert scenario("freeze_a_forking_tree") == {"unchanged": True, "all_stopped": True}
 
 
+@needs_landlock
+def test_a_process_whose_first_thread_has_ended_is_frozen_and_ended_too(scenario: Scenario) -> None:
+    assert scenario("headless_process") == {"frozen": 1, "states": ["T"], "left": 0}
+
+
+def test_freezing_in_the_middle_of_a_vfork_neither_hangs_nor_fails(scenario: Scenario) -> None:
+    assert scenario("freeze_during_vfork") == {"all": 40, "left": 0}
+
+
 def test_a_frozen_tree_is_killed_without_running_again(scenario: Scenario, tmp_path: Path) -> None:
     assert scenario("kill_frozen", tmp_path / "marker") == {"main": 9, "ran": False}
 

@@ -1,0 +1,153 @@
+"""The life of PID 1 once its container has been found in order: serve, run the agent, end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from sandbox_runtime.errors import BootstrapError, PlatformError, RuntimeExit, TreeError
+from sandbox_runtime.reaper import Reaper
+from sandbox_runtime.tree import ProcessTree
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from sandbox_runtime.backend import SandboxBackend
+    from sandbox_runtime.bootstrap import Provisioned
+    from sandbox_runtime.logs import Log
+    from sandbox_runtime.signals import ReceivedSignal, SignalInbox
+
+_CLOSE_SECONDS = 1.0
+"""How long cutting the connections may take once nothing runs any more."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+    """An orderly stop that was asked for from outside; the second one ends the process at once."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._asked = asyncio.Event()
+
+    def receive(self, received: ReceivedSignal) -> None:
+        """Take SIGTERM or SIGINT. The workload cannot stop its own runtime."""
+        if received.sender_pid != 0:
+            self._log.warning(
+                "A process of the workload tried to stop the runtime",
+                signal=received.number.name,
+                sender_pid=received.sender_pid,
+            )
+            return
+        if self._asked.is_set():
+            os._exit(128 + received.number)
+        self._log.info("Stopping", signal=received.number.name)
+        self._asked.set()
+
+    async def wait(self) -> None:
+        """Return once a stop was asked for."""
+        await self._asked.wait()
+
+
+async def serve(provisioned: Provisioned, inbox: SignalInbox, log: Log) -> int:
+    """Serve the boundary until it has ended or a stop is asked for. Returns the exit code (see RuntimeExit).
+
+    Raises:
+        BootstrapError: The TLS material cannot be used.
+        PlatformError: The control socket cannot be opened.
+    """
+    loop = asyncio.get_running_loop()
+    reaper = Reaper(loop)
+    tree = ProcessTree(reaper=reaper)
+    stop = StopRequest(log)
+
+    def child_ended(_: ReceivedSignal) -> None:
+        reaper.reap()
+
+    inbox.on(signal.SIGCHLD, child_ended)
+    for number in STOP_SIGNALS:
+        inbox.on(number, stop.receive)
+    inbox.attach(loop)
+
+    # These bring grpc and the TLS stack; signals are answered by now.
+    from openshell.isolation.errors import IsolationError
+    from openshell.isolation.server import BoundaryServer
+    from openshell.isolation.tls import server_context
+    from openshell.isolation.tokens import TokenProfile, TokenVerifier
+    from sandbox_runtime.backend import SandboxBackend
+
+    bootstrap = provisioned.bootstrap
+    backend = SandboxBackend(bootstrap=bootstrap, reaper=reaper, tree=tree, log=log)
+    try:
+        tls = server_context(
+            certificate_chain_pem=provisioned.certificate_chain_pem, private_key_pem=provisioned.private_key_pem
+        )
+        verifier = TokenVerifier(
+            profile=TokenProfile.SANDBOX,
+            gateway_id=bootstrap.gateway_id,
+            keys=bootstrap.verification_keys,
+            sandbox_id=bootstrap.boundary_id,
+            runtime_generation=bootstrap.generation,
+            minimum_auth_epoch=bootstrap.auth_epoch,
+        )
+    except IsolationError as error:
+        raise BootstrapError(f"the bootstrap document's keys cannot be used: {error}") from error
+    server = BoundaryServer(backend, bootstrap=bootstrap, tls=tls, verifier=verifier)
+    socket_path = provisioned.socket_path
+    del provisioned, tls
+    try:
+        await server.start_unix(socket_path)
+    except OSError as error:
+        raise PlatformError(f"the control socket {socket_path} cannot be opened: {error.strerror or error}") from error
+    log.info("Listening", socket_path=str(socket_path), sandbox_id=bootstrap.boundary_id)
+    try:
+        stopped = await _first(server.wait_terminal(), stop.wait())
+        if stopped:
+            await _end_workload(backend, log)
+    finally:
+        await _close(server.close(), log)
+    if stopped:
+        return RuntimeExit.STOPPED
+    return exit_code(backend)
+
+
+def exit_code(backend: SandboxBackend) -> int:
+    """The exit code once the boundary has ended by request or for want of a supervisor."""
+    if backend.supervisor_lost:
+        return RuntimeExit.SUPERVISOR_LOST
+    if backend.main_status is None:
+        return RuntimeExit.NEVER_STARTED
+    return backend.main_status.shell_code
+
+
+async def _end_workload(backend: SandboxBackend, log: Log) -> None:
+    from openshell.isolation.errors import IsolationError
+
+    try:
+        # The connections stay open meanwhile, so that the supervisor hears how the agent ended.
+        await backend.terminate_boundary()
+    except (IsolationError, TreeError) as error:
+        log.failure("The workload did not end in time; the kernel ends it with PID 1", detail=str(error))
+
+
+async def _first(terminal: Coroutine[None, None, None], stop: Coroutine[None, None, None]) -> bool:
+    """Wait for either. Returns whether it was the stop."""
+    ending, stopping = asyncio.ensure_future(terminal), asyncio.ensure_future(stop)
+    try:
+        await asyncio.wait((ending, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if ending.done():
+            ending.result()
+        return not ending.done()
+    finally:
+        for task in (ending, stopping):
+            task.cancel()
+        await asyncio.wait((ending, stopping))
+
+
+async def _close(closing: Coroutine[None, None, None], log: Log) -> None:
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await closing
+    except TimeoutError:
+        log.warning("The connections did not close in time")
