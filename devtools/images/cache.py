@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _KEEP_NEWEST = 4
-_KEEP_SECONDS = 3600.0
+_KEEP_SECONDS = 600.0
 
 
 def cache_folder(environment: Mapping[str, str] | None = None) -> Path:
@@ -115,7 +115,7 @@ class ArtifactCache:
                 continue
 
     def prune(self, prefix: str) -> None:
-        """Forget files whose name begins with ``prefix``, save the newest few and those used within the last hour."""
+    """Forget files whose name begins with ``prefix``, save the newest few and those used just now."""
         kept: list[tuple[float, Path]] = []
         for path in self.root.glob(f"{prefix}*.tar"):
             try:
@@ -127,4 +127,3 @@ class ArtifactCache:
             if time.time() - modified > _KEEP_SECONDS:
                 path.with_suffix(".json").unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
-                (self.root / "locks" / path.stem).unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -63,8 +64,12 @@ _SKIPPED_EXTENSIONS = frozenset({
 _LOADED_BY_NAME = ("libgcc_s.so.1",)
 """Libraries that the C library opens by name (to end a thread), so that nobody's NEEDED list shows them."""
 
-_NOWHERE = "/dev/null/"
-"""A path below this never exists: ``/dev/null`` is no folder, and an image cannot make it one."""
+_NOWHERE = (b"/dev/null/", b"/proc/0x")
+"""A path that begins so never exists, whatever an image holds: ``/dev/null`` is no folder, and no process has number 0.
+"""
+
+_OPENSSL_FOLDER = re.compile(rb'OPENSSLDIR: "([^"\0]+)"')
+"""What each copy of OpenSSL says about where its configuration lies."""
 
 _PROBE = """
 import json, os, sys, sysconfig
@@ -74,14 +79,7 @@ facts = {
     "build": sys.version,
     "stdlib": sysconfig.get_path("stdlib"),
     "extensions": sysconfig.get_config_var("DESTSHARED") or "",
-    "platlibdir": sys.platlibdir,
-    "openssl_folder": "",
 }
-try:
-    import ssl
-    facts["openssl_folder"] = os.path.dirname(ssl.get_default_verify_paths().openssl_cafile)
-except ImportError:
-    pass
 print(json.dumps(facts))
 """
 
@@ -96,8 +94,6 @@ class Interpreter:
         build: What ``sys.version`` says: version, build date, compiler.
         stdlib: Its standard library.
         extensions: The folder of its extension modules.
-        library_folder: ``lib`` or ``lib64``.
-        openssl_folder: Where its OpenSSL looks for its configuration, or empty.
     """
 
     executable: Path
@@ -105,8 +101,6 @@ class Interpreter:
     build: str
     stdlib: Path
     extensions: Path
-    library_folder: str
-    openssl_folder: str
 
     @property
     def identity(self) -> str:
@@ -146,8 +140,6 @@ def inspect_interpreter(python: Path) -> Interpreter:
         build=facts["build"],
         stdlib=stdlib,
         extensions=extensions,
-        library_folder=facts["platlibdir"],
-        openssl_folder=facts["openssl_folder"],
     )
 
 
@@ -245,20 +237,26 @@ class _Relocation:
 
     def ignore_the_image(self) -> None:
         """Make loader and OpenSSL blind for files of the surrounding image that could load code into us."""
-        self._blind(self.libraries / self.loader.name, "/etc/ld.so.preload", "/etc/ld.so.cache")
-        if folder := self.interpreter.openssl_folder:
-            for path in self.libraries.glob("libcrypto.so*"):
-                self._blind(path, folder)
+        loader = self.libraries / self.loader.name
+        loader.write_bytes(blinded(loader.read_bytes(), b"/etc/ld.so.preload", b"/etc/ld.so.cache"))
+        for path in self.root.rglob("*.so*"):
+            data = path.read_bytes()
+            if folders := set(_OPENSSL_FOLDER.findall(data)):
+                path.write_bytes(blinded(data, *folders))
 
-    @staticmethod
-    def _blind(path: Path, *names: str) -> None:
-        data = path.read_bytes()
-        for name in names:
-            filler = (_NOWHERE + "x" * len(name))[: len(name)]
-            if len(name) <= len(_NOWHERE):
-                raise ElfError(f"{name} in {path.name} is too short to be replaced")
-            data = data.replace(name.encode(), filler.encode())
-        path.write_bytes(data)
+
+def blinded(data: bytes, *names: bytes) -> bytes:
+    """Replace path names in a binary by others of the same length that never exist.
+
+    Raises:
+        ElfError: when a name is too short for that.
+    """
+    for name in names:
+        nowhere = next((prefix for prefix in _NOWHERE if len(prefix) <= len(name)), None)
+        if nowhere is None:
+            raise ElfError(f"the path {name.decode(errors='replace')} in a binary is too short to be replaced")
+        data = data.replace(name, nowhere.ljust(len(name), b"x"))
+    return data
 
 
 def relocate(

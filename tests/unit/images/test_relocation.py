@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,8 @@ import pytest
 
 from devtools.images.archive import Entry
 from devtools.images.elf import ElfFacts, is_elf, read_elf
-from devtools.images.errors import BuildInputError
-from devtools.images.interpreter import PYTHON_HOME, Interpreter, inspect_interpreter, relocate
+from devtools.images.errors import BuildInputError, ElfError
+from devtools.images.interpreter import PYTHON_HOME, Interpreter, blinded, inspect_interpreter, relocate
 from devtools.images.progress import SilentProgress
 from devtools.images.wheels import wheel_files
 
@@ -85,6 +86,31 @@ def test_the_loader_looks_at_no_file_of_the_image_around_it(tree: Tree) -> None:
     assert loader is not None
 
     assert b"/etc/ld.so." not in loader.read_bytes()
+
+
+def test_no_copy_of_openssl_reads_a_configuration_of_the_image_around_it(tree: Tree) -> None:
+    folders = {
+        folder.decode()
+        for path in tree.binaries
+        if (source := tree.entries[path].source) is not None
+        for folder in re.findall(rb'OPENSSLDIR: "([^"]*)"', source.read_bytes())
+    }
+
+    assert folders
+    assert {folder for folder in folders if not folder.startswith(("/dev/null/", "/proc/0"))} == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [(b"/usr/lib/ssl", b"/dev/null/xx"), (b"/etc/ssl", b"/proc/0x"), (b"/opt/ssl/", b"/proc/0xx")],
+)
+def test_a_path_is_replaced_by_one_of_the_same_length(name: bytes, replaced: bytes) -> None:
+    assert blinded(b"a\0" + name + b"/cert\0" + name + b"\0", name) == b"a\0" + replaced + b"/cert\0" + replaced + b"\0"
+
+
+def test_a_path_that_is_too_short_is_refused() -> None:
+    with pytest.raises(ElfError, match="/a in a binary is too short"):
+        blinded(b"/a", b"/a")
 
 
 def test_everything_is_read_only_and_roots(tree: Tree) -> None:
