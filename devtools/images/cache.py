@@ -115,7 +115,7 @@ class ArtifactCache:
                 continue
 
     def prune(self, prefix: str) -> None:
-    """Forget files whose name begins with ``prefix``, save the newest few and those used just now."""
+        """Forget files whose name begins with ``prefix``, save the newest few and those used just now."""
         kept: list[tuple[float, Path]] = []
         for path in self.root.glob(f"{prefix}*.tar"):
             try:
