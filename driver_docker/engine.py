@@ -376,6 +376,10 @@ class Engine(Protocol):
         """Unpack an uncompressed tar below `path`, with the owners and modes of its headers."""
         ...
 
+    async def has_path(self, container: str, path: str) -> bool:
+        """Whether a path exists in a container, running or not."""
+        ...
+
     async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
         """The tar of `path`; one larger than `max_bytes` raises `EngineRefusedError`."""
         ...

@@ -16,6 +16,7 @@ from driver_docker.engine import (
     ContainerFacts,
     ContainerRow,
     ContainerSpec,
+    EngineAbsentError,
     EngineError,
     EngineIncompatibleError,
     EngineInfo,
@@ -233,6 +234,16 @@ class DockerEngine:
             what=f"archive into container {container[:12]}",
             to_the_end=True,
         )
+
+    async def has_path(self, container: str, path: str) -> bool:
+        """Whether a path exists in a container, running or not."""
+        try:
+            await self._ask(
+                "HEAD", f"/containers/{container}/archive", params={"path": path}, what=f"{path} of {container[:12]}"
+            )
+        except EngineAbsentError:
+            return False
+        return True
 
     async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
         """The tar of `path`."""

@@ -1,0 +1,81 @@
+"""Owned tasks: side by side with one error, and in the background with none lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+
+
+@overload
+async def together(first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B], /) -> tuple[A, B]: ...
+
+
+@overload
+async def together(
+    first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B], third: Coroutine[Any, Any, C], /
+) -> tuple[A, B, C]: ...
+
+
+@overload
+async def together(
+    first: Coroutine[Any, Any, A],
+    second: Coroutine[Any, Any, B],
+    third: Coroutine[Any, Any, C],
+    fourth: Coroutine[Any, Any, D],
+    /,
+) -> tuple[A, B, C, D]: ...
+
+
+async def together(*coroutines: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
+    """Run coroutines side by side and return their results in order.
+
+    When one fails the others are cancelled and awaited, and its error alone is raised, so that nothing goes on behind
+    the caller's back.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from None
+    return tuple(task.result() for task in tasks)
+
+
+def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
+    inner = failures.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+class Background:
+    """Tasks that outlive the call that started them; all are awaited at the end."""
+
+    def __init__(self, on_error: Callable[[str, BaseException], None]) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_error = on_error
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], *, name: str) -> asyncio.Task[None]:
+        """Start a task that is kept until it ends; an error that nobody awaits is reported."""
+        task = asyncio.create_task(coroutine, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(task.get_name(), error)
+
+    async def close(self) -> None:
+        """Cancel what is left and wait for it."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

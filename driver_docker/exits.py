@@ -1,0 +1,171 @@
+"""What happens when a container of a ready sandbox ends (compute-driver contract 5.10).
+
+The news goes out as soon as the evidence is in: one snapshot and one event. Only then is it recorded and is the rest of
+the sandbox taken down. A driver that is killed in between finds the same evidence when it starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from driver_docker import events
+from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.postmortem import Exit, examine
+from driver_docker.records import Failure, RecordPhase
+from driver_docker.services import now
+from driver_docker.teardown import remove_container
+from openshell.verdicts import Component
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from driver_docker.concurrency import Background
+    from driver_docker.sandboxes import Sandbox
+    from driver_docker.services import Services
+    from openshell.verdicts import Verdict
+
+_ORDERLY_CODES: Final = frozenset({0, 143})
+"""Codes that an orderly close can give: only for these is a late Stop or the workload's end waited for."""
+_ORDERLY_GRACE_SECONDS: Final = 1.0
+_FOLLOW_GRACE_SECONDS: Final = 10.0
+"""How long a supervisor may report the end of its workload before it is removed."""
+
+
+class Exits:
+    """Tells and tidies up after exits of ready sandboxes."""
+
+    def __init__(self, services: Services, background: Background) -> None:
+        self._services = services
+        self._background = background
+
+    def look(self, sandbox: Sandbox) -> None:
+        """Handle every end that the events of a sandbox tell and that was not handled yet. Returns at once."""
+        record = sandbox.record
+        if record.phase is not RecordPhase.ACTIVE:
+            return
+        # The workload first: a supervisor that ended after it followed it.
+        for component, container in (
+            (Component.WORKLOAD, record.workload_id),
+            (Component.SUPERVISOR, record.supervisor_id),
+        ):
+            if sandbox.has_event(container, "die", "destroy"):
+                self.ended(sandbox, component)
+
+    def ended(self, sandbox: Sandbox, component: Component) -> None:
+        """Handle the end of one current container, once. Returns at once."""
+        record = sandbox.record
+        supervisor = component is Component.SUPERVISOR
+        container = record.supervisor_id if supervisor else record.workload_id
+        if not container or container in sandbox.judged or not self._is_news(sandbox, container):
+            return
+        sandbox.judged.add(container)
+        handle = self._supervisor_ended if supervisor else self._workload_ended
+        self._background.spawn(handle(sandbox, container), name=f"{component.value} of {sandbox.sandbox_id} ended")
+
+    def _is_news(self, sandbox: Sandbox, container: str) -> bool:
+        return (
+            sandbox.record.phase is RecordPhase.ACTIVE
+            and container in sandbox.container_ids
+            and container not in sandbox.intentional
+        )
+
+    async def _supervisor_ended(self, sandbox: Sandbox, container: str) -> None:
+        ended = await self._examine_supervisor(sandbox)
+        if ended.verdict.exit_code in _ORDERLY_CODES and ended.verdict.is_failure:
+            await self._settle(sandbox, container)
+            if self._is_news(sandbox, container):
+                ended = await self._examine_supervisor(sandbox)
+        if not self._is_news(sandbox, container):
+            return
+        if not ended.verdict.is_exit:
+            sandbox.judged.discard(container)
+            return
+        if ended.verdict.is_failure:
+            self._tell(sandbox, ended)
+        await self._services.record_exit(sandbox, ended.verdict, ended.tail)
+        await self._take_down(sandbox, container, stop_workload=ended.verdict.is_failure)
+
+    async def _workload_ended(self, sandbox: Sandbox, container: str) -> None:
+        ended = await examine(self._services, sandbox, Component.WORKLOAD)
+        if not self._is_news(sandbox, container):
+            return
+        if not ended.verdict.is_exit:
+            sandbox.judged.discard(container)
+            return
+        sandbox.workload = ended.facts or sandbox.workload
+        if sandbox.record.failure is None:
+            self._tell(sandbox, ended)
+        await self._services.record_exit(sandbox, ended.verdict, ended.tail)
+        supervisor = sandbox.record.supervisor_id
+        await self._wait(sandbox, lambda: sandbox.has_event(supervisor, "die", "destroy"), _FOLLOW_GRACE_SECONDS)
+        if supervisor not in sandbox.judged and self._is_news(sandbox, supervisor):
+            await self._take_down(sandbox, supervisor, stop_workload=False)
+
+    async def _examine_supervisor(self, sandbox: Sandbox) -> Exit:
+        first = sandbox.has_event(sandbox.record.workload_id, "die", "destroy")
+        return await examine(self._services, sandbox, Component.SUPERVISOR, workload_ended_first=first)
+
+    async def _settle(self, sandbox: Sandbox, container: str) -> None:
+        """Wait for what would make an orderly exit an expected one: a Stop, or the workload's end."""
+        workload = sandbox.record.workload_id
+        await self._wait(
+            sandbox,
+            lambda: sandbox.has_event(workload, "die", "destroy") or not self._is_news(sandbox, container),
+            _ORDERLY_GRACE_SECONDS,
+        )
+
+    def _tell(self, sandbox: Sandbox, ended: Exit) -> None:
+        verdict = ended.verdict
+        at = verdict.finished_at or now()
+        failure = failure_of(verdict)
+        sandbox.record = sandbox.record.changed(at, failure=failure)
+        self._services.publish_snapshot(sandbox)
+        self._services.publish(events.exited(sandbox.sandbox_id, at, verdict))
+        self._services.log_of(sandbox).warning(
+            "container ended", component=verdict.component.value, kind=verdict.kind.value, message=verdict.message
+        )
+
+    async def _take_down(self, sandbox: Sandbox, supervisor: str, *, stop_workload: bool) -> None:
+        """Stop the workload of a lost supervisor, and remove the supervisor."""
+        async with sandbox.lock:
+            if not self._is_news(sandbox, supervisor):
+                return
+            workload = sandbox.record.workload_id
+            if stop_workload and not sandbox.has_event(workload, "die", "destroy"):
+                sandbox.intentional.add(workload)
+                await self._stop_workload(sandbox, workload)
+            sandbox.intentional.add(supervisor)
+            try:
+                await remove_container(self._services.engine, supervisor)
+            except EngineError as error:
+                self._services.log_of(sandbox).error("supervisor not removed", error=error.message)
+
+    async def _stop_workload(self, sandbox: Sandbox, workload: str) -> None:
+        engine = self._services.engine
+        try:
+            await engine.stop_container(workload, grace_seconds=self._services.config.stop_grace_seconds)
+            sandbox.workload = await engine.inspect_container(workload)
+        except EngineAbsentError:
+            return
+        except EngineError as error:
+            self._services.log_of(sandbox).error("workload not stopped", error=error.message)
+
+    @staticmethod
+    async def _wait(sandbox: Sandbox, done: Callable[[], bool], seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not done():
+                    await sandbox.moved.wait()
+        except TimeoutError:
+            return
+
+
+def failure_of(verdict: Verdict) -> Failure:
+    """A verdict as the record and the condition carry it."""
+    return Failure(
+        reason=verdict.reason,
+        message=verdict.message,
+        at=verdict.finished_at or now(),
+        verdict=verdict.to_metadata(),
+    )

@@ -1,0 +1,329 @@
+"""Carrying a launch out: from an accepted request to two running containers, or to a reason why not.
+
+The order is that of compute-driver contract 5.4, with what does not depend on each other side by side: both containers
+are created, staged and described at the same time; the workload starts first, the supervisor second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from driver_docker import documents, events, names, records, staging
+from driver_docker.accounts import AccountsReader
+from driver_docker.concurrency import together
+from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
+from driver_docker.errors import DriverError, ProvisioningError
+from driver_docker.health import wait_until_healthy
+from driver_docker.identity import Accounts, resolve, select
+from driver_docker.images import Images
+from driver_docker.labels import Role, container_labels, is_owned
+from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
+from driver_docker.postmortem import Exit, examine
+from driver_docker.runtime_volume import RuntimeVolumes
+from driver_docker.services import now
+from driver_docker.verdict import Reason
+from driver_docker.workers import WorkerPool
+from openshell.isolation.documents import DocumentError
+from openshell.isolation.tls import issue_session_tls
+from openshell.status import StatusCode
+from openshell.verdicts import Component
+
+if TYPE_CHECKING:
+    from driver_docker.engine import ContainerFacts, ContainerSpec, ImageFacts, VolumeSpec
+    from driver_docker.requests import LaunchRequest
+    from driver_docker.sandboxes import Sandbox
+    from driver_docker.services import Services
+    from openshell.isolation.documents import LaunchAuthentication, WorkloadIdentity
+    from openshell.isolation.tls import SessionTls
+
+_LATE_WORDS_SECONDS = 1.0
+
+
+class ExitBeforeReadyError(ProvisioningError):
+    """A container ended before the sandbox became ready; `exit` says why."""
+
+    default_status = StatusCode.UNAVAILABLE
+
+    def __init__(self, ended: Exit) -> None:
+        super().__init__(ended.verdict.message, reason=ended.verdict.reason)
+        self.exit = ended
+
+
+class Launcher:
+    """Launches sandboxes, a few at a time."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._engine = services.engine
+        self._config = services.config
+        self.images = Images(services.engine, services.config.image_pull_policy)
+        self.runtime_volumes = RuntimeVolumes(services.engine, services.owner)
+        self._accounts = AccountsReader(services.engine)
+        self._slots = asyncio.Semaphore(services.config.start_concurrency)
+        self._crypto = WorkerPool("certificates", max_threads=1)
+
+    def close(self) -> None:
+        """Let the own thread end."""
+        self._crypto.close()
+
+    async def launch(self, sandbox: Sandbox, request: LaunchRequest, launch: LaunchAuthentication) -> None:
+        """Bring a reserved sandbox to ready.
+
+        Args:
+            sandbox: The reserved entry.
+            request: The checked request.
+            launch: The gateway's credentials for it.
+
+        Raises:
+            ProvisioningError: With the condition's reason; what was made is still there for the caller to remove.
+            EngineUnreachableError: The engine cannot be asked.
+        """
+        begun = time.monotonic()
+        image, supervisor_image, runtime_volume, tls = await together(
+            self._workload_image(sandbox, request.image),
+            self._supervisor_image(),
+            self._runtime_volume(),
+            self._session_tls(launch),
+        )
+        identity = await self._identity(sandbox, request, image)
+        plan = plan_launch(
+            request,
+            config=self._config,
+            owner=self._services.owner,
+            image=image,
+            identity=identity,
+            supervisor_image_id=supervisor_image.image_id,
+            runtime_volume=runtime_volume,
+        )
+        async with self._slots:
+            facts = await self._create(sandbox, plan)
+            await self._stage(sandbox, request, launch, plan, tls, facts)
+            await self._start(sandbox)
+        self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
+        if not await wait_until_healthy(self._engine, sandbox):
+            raise ExitBeforeReadyError(await self._why_ended(sandbox))
+        self._services.log_of(sandbox).info("sandbox ready", milliseconds=_since(begun))
+
+    async def _workload_image(self, sandbox: Sandbox, reference: str) -> ImageFacts:
+        sandbox_id, publish = sandbox.sandbox_id, self._services.publish
+        found = await self.images.find(
+            reference,
+            on_pull=lambda: publish(events.pulling(sandbox_id, now(), image=reference)),
+            on_progress=lambda step: publish(events.pulling_layer(sandbox_id, now(), image=reference, progress=step)),
+        )
+        told = events.pulled if found.pulled else events.image_present
+        publish(told(sandbox_id, now(), image=reference))
+        return found.facts
+
+    async def _supervisor_image(self) -> ImageFacts:
+        return (await self.images.find(self._config.supervisor_image)).facts
+
+    async def _runtime_volume(self) -> str:
+        reference = self._config.sandbox_runtime_image
+        image = (await self.images.find(reference)).facts
+        return await self.runtime_volumes.ensure(image, reference=reference)
+
+    async def _session_tls(self, launch: LaunchAuthentication) -> SessionTls:
+        return await self._crypto.run(lambda: issue_session_tls(launch.supervisor.session_id))
+
+    async def _identity(self, sandbox: Sandbox, request: LaunchRequest, image: ImageFacts) -> WorkloadIdentity:
+        selectors = select(user=request.user, group=request.group, image_user=image.user)
+        accounts = Accounts()
+        if selectors.needs_accounts:
+            accounts = await self._accounts.read(
+                image.image_id,
+                container_name=names.identity_container_name(sandbox.record.container_name),
+                labels=container_labels(
+                    self._services.owner,
+                    role=Role.IDENTITY,
+                    sandbox_id=request.sandbox_id,
+                    name=request.name,
+                    workspace=request.workspace,
+                ),
+            )
+        return resolve(selectors, accounts, resource_digest=image.image_id)
+
+    async def _create(self, sandbox: Sandbox, plan: LaunchPlan) -> ContainerFacts:
+        """Volumes, then both containers; the workload's fence is checked before anything secret goes near it."""
+        await together(self._volume(plan.channel_volume), self._volume(plan.supervisor_volume))
+        workload_id, supervisor_id = await together(self._container(plan.workload), self._container(plan.supervisor))
+        sandbox.record = replace(
+            sandbox.record, workload_id=workload_id, supervisor_id=supervisor_id, image_id=plan.workload.image
+        )
+        try:
+            facts = await self._engine.inspect_container(workload_id)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            raise ProvisioningError(
+                f"the created workload container could not be inspected: {error.message}",
+                reason=Reason.OUTER_FENCE_INSPECT_FAILED,
+            ) from error
+        unexpected = documents.unexpected_networks(facts)
+        if facts.network_mode != NETWORK_NONE or unexpected:
+            raise ProvisioningError(
+                f"the engine created the workload with network mode {facts.network_mode} and networks "
+                f"{', '.join(unexpected) or 'none'}; it must have none at all",
+                reason=Reason.OUTER_FENCE_REJECTED,
+            )
+        sandbox.workload = facts
+        self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
+        return facts
+
+    async def _volume(self, spec: VolumeSpec) -> None:
+        try:
+            facts = await self._engine.create_volume(spec)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            raise ProvisioningError(
+                f"volume {spec.name} could not be created: {error.message}",
+                reason=Reason.BOUNDARY_CHANNEL_CREATE_FAILED,
+            ) from error
+        if facts.driver != "local" or facts.options or dict(facts.labels) != dict(spec.labels):
+            raise ProvisioningError(
+                f"volume {spec.name} exists but was not made by this driver; remove it first",
+                reason=Reason.BOUNDARY_CHANNEL_CREATE_FAILED,
+            )
+
+    async def _container(self, spec: ContainerSpec) -> str:
+        try:
+            try:
+                return await self._engine.create_container(spec)
+            except EngineConflictError:
+                # The name is taken. A leftover of this driver with the same sandbox id is in nobody's use: the id was
+                # free when this launch reserved it. Anything else is not ours to remove.
+                await self._remove_leftover(spec)
+                return await self._engine.create_container(spec)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            raise ProvisioningError(
+                f"container {spec.name} could not be created: {error.message}", reason=Reason.CONTAINER_CREATE_FAILED
+            ) from error
+
+    async def _remove_leftover(self, spec: ContainerSpec) -> None:
+        try:
+            facts = await self._engine.inspect_container(spec.name)
+            if is_owned(facts.labels, self._services.owner):
+                await self._engine.remove_container(facts.container_id)
+        except EngineAbsentError:
+            return
+
+    async def _stage(
+        self,
+        sandbox: Sandbox,
+        request: LaunchRequest,
+        launch: LaunchAuthentication,
+        plan: LaunchPlan,
+        tls: SessionTls,
+        facts: ContainerFacts,
+    ) -> None:
+        try:
+            built = documents.build_documents(
+                sandbox_id=request.sandbox_id,
+                launch=launch,
+                tls=tls,
+                identity=plan.identity,
+                workload=facts,
+                child_environment=request.child_environment,
+                host_gateway_ip=self._config.host_gateway_ip,
+            )
+        except DocumentError as error:
+            raise ProvisioningError(
+                f"the boundary's documents could not be written: {error.message}",
+                reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
+            ) from None
+        workload = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
+        supervisor = staging.supervisor_entries(built, gateway_ca=self._gateway_ca())
+        await together(
+            self._put(facts.container_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
+            self._put(sandbox.record.supervisor_id, staging.SUPERVISOR_ARCHIVE_ROOT, staging.build_tar(supervisor)),
+            self._services.save_files(
+                sandbox,
+                {
+                    records.BOOTSTRAP_FILE: built.bootstrap,
+                    records.CERTIFICATE_FILE: built.server_certificate,
+                    records.KEY_FILE: built.server_key,
+                    records.DESCRIPTOR_FILE: built.descriptor,
+                    records.AUTH_FILE: built.auth_bundle,
+                    records.MAIN_PROCESS_FILE: request.main_process.to_json(),
+                    records.WORKSPACE_ROOT_FILE: plan.workspace_root.encode(),
+                    records.START_GENERATION_FILE: sandbox.record.generation.encode(),
+                },
+            ),
+            self._services.save(sandbox),
+        )
+
+    def _gateway_ca(self) -> bytes | None:
+        if self._config.guest_tls_ca is None:
+            return None
+        try:
+            return self._config.guest_tls_ca.read_bytes()
+        except OSError as error:
+            raise ProvisioningError(
+                f"guest_tls_ca {self._config.guest_tls_ca} cannot be read: {error.strerror}",
+                reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
+            ) from error
+
+    async def _put(self, container: str, path: str, tar: bytes) -> None:
+        try:
+            await self._engine.put_archive(container, path, tar)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            raise ProvisioningError(
+                f"files could not be staged into container {container[:12]}: {error.message}",
+                reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
+            ) from error
+
+    async def _start(self, sandbox: Sandbox) -> None:
+        for component, container in (
+            (Component.WORKLOAD, sandbox.record.workload_id),
+            (Component.SUPERVISOR, sandbox.record.supervisor_id),
+        ):
+            try:
+                await self._engine.start_container(container)
+            except EngineUnreachableError:
+                raise
+            except EngineError as error:
+                raise ExitBeforeReadyError(
+                    await examine(self._services, sandbox, component, start_error=error)
+                ) from error
+
+    async def _why_ended(self, sandbox: Sandbox) -> Exit:
+        """Which of the two containers to blame: the supervisor where it said why, else the one that ended first."""
+        record = sandbox.record
+        workload_ended = sandbox.has_event(record.workload_id, "die", "destroy")
+        if workload_ended and not sandbox.has_event(record.supervisor_id, "die", "destroy"):
+            await self._supervisor_follows(sandbox)
+        supervisor = await examine(self._services, sandbox, Component.SUPERVISOR)
+        if supervisor.verdict.is_exit and (supervisor.has_words or not workload_ended):
+            return supervisor
+        workload = await examine(self._services, sandbox, Component.WORKLOAD)
+        return workload if workload.verdict.is_exit or not supervisor.verdict.is_exit else supervisor
+
+    async def _supervisor_follows(self, sandbox: Sandbox) -> None:
+        """Give a supervisor that lost its workload a moment to say why."""
+        try:
+            async with asyncio.timeout(_LATE_WORDS_SECONDS):
+                while not sandbox.has_event(sandbox.record.supervisor_id, "die", "destroy"):
+                    await sandbox.moved.wait()
+        except TimeoutError:
+            return
+
+
+def as_failure(error: BaseException) -> tuple[str, str]:
+    """The condition's reason and message for whatever ended a launch."""
+    if isinstance(error, ProvisioningError):
+        return error.reason, error.public_message
+    if isinstance(error, DriverError):
+        return Reason.CONTAINER_CREATE_FAILED, error.public_message
+    return Reason.CONTAINER_CREATE_FAILED, f"internal error of the driver ({type(error).__name__}); see its log"
+
+
+def _since(begun: float) -> int:
+    return round((time.monotonic() - begun) * 1000)

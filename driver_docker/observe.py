@@ -1,0 +1,154 @@
+"""Following the engine: one event reader, and a look at everything after each (re)connect and on a slow timer.
+
+Events are never trusted alone: what happened while nobody listened is found by the look that follows each connect, and
+an outage of the engine is no news about any sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import TYPE_CHECKING, Final
+
+from driver_docker import events, labels
+from driver_docker.engine import ContainerStatus, EngineError, EngineUnreachableError
+from driver_docker.records import RecordPhase
+from openshell.verdicts import Component
+
+if TYPE_CHECKING:
+    from driver_docker.concurrency import Background
+    from driver_docker.engine import ContainerRow, EngineEvent
+    from driver_docker.exits import Exits
+    from driver_docker.lifecycle import Lifecycle
+    from driver_docker.sandboxes import Sandbox
+    from driver_docker.services import Services
+
+_KIND: Final = "container"
+_FIRST_PAUSE_SECONDS: Final = 0.1
+_LONGEST_PAUSE_SECONDS: Final = 30.0
+_TOLD: Final = frozenset({"die", "destroy", "kill", "oom", "pause", "unpause", "start"})
+_RUNS: Final = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING})
+
+
+class Observer:
+    """Turns what the engine tells into what sandboxes do."""
+
+    def __init__(self, services: Services, lifecycle: Lifecycle, exits: Exits, background: Background) -> None:
+        self._services = services
+        self._lifecycle = lifecycle
+        self._exits = exits
+        self._background = background
+        self._connected = asyncio.Event()
+        self._looked = False
+
+    async def connected(self) -> None:
+        """Return once events are being read for the first time."""
+        await self._connected.wait()
+
+    async def follow(self) -> None:
+        """Read events until cancelled; reconnect after each loss, ever more slowly while the engine stays away."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            self._looked = False
+            try:
+                await self._read()
+            except EngineError as error:
+                self._services.log.warning("engine events lost", error=error.message)
+            else:
+                return  # the stream was closed on purpose
+            pause = _FIRST_PAUSE_SECONDS if self._looked else min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - spreads load, keeps no secret
+
+    async def _read(self) -> None:
+        stream = await self._services.engine.subscribe(kinds=(_KIND,), labels=labels.owner_labels(self._services.owner))
+        try:
+            await self.look_at_all()
+            self._looked = True
+            self._connected.set()
+            async for event in stream:
+                self.take(event)
+        finally:
+            await stream.close()
+
+    async def look_now_and_then(self) -> None:
+        """Look at everything on a slow timer until cancelled, in case an event was lost."""
+        while True:
+            await asyncio.sleep(self._services.config.resync_interval_seconds)
+            try:
+                await self.look_at_all()
+            except EngineError as error:
+                self._services.log.warning("look at all containers failed", error=error.message)
+
+    def take(self, event: EngineEvent) -> None:
+        """Handle one event. Never waits: what takes time becomes a task."""
+        if event.action not in _TOLD:
+            return
+        sandbox = self._services.table.by_id(event.attributes.get(labels.SANDBOX_ID, ""))
+        if sandbox is None or event.object_id not in sandbox.container_ids:
+            return  # of an earlier run, or of somebody else
+        if event.action == "start":
+            return
+        sandbox.add_event(event)
+        if event.object_id in sandbox.intentional:
+            return
+        if event.action in {"die", "destroy"}:
+            self._exits.look(sandbox)
+        elif event.action == "oom":
+            self._tell_oom(sandbox, event)
+        elif event.action in {"pause", "unpause"} and event.object_id == sandbox.record.workload_id:
+            self._background.spawn(self._look_again(sandbox), name=f"look at {sandbox.sandbox_id}")
+
+    def _tell_oom(self, sandbox: Sandbox, event: EngineEvent) -> None:
+        """Any process of the container may have been the victim, so this is no exit, and the phase stays."""
+        component = Component.SUPERVISOR if event.object_id == sandbox.record.supervisor_id else Component.WORKLOAD
+        self._services.publish(
+            events.warning(
+                sandbox.sandbox_id,
+                event.time,
+                reason="OutOfMemory",
+                message=f"a process in the {component.value} container was killed for lack of memory",
+            )
+        )
+
+    async def _look_again(self, sandbox: Sandbox) -> None:
+        try:
+            await self._lifecycle.refresh(sandbox)
+        except EngineError as error:
+            self._services.log_of(sandbox).warning("container could not be looked at", error=error.message)
+        else:
+            self._services.publish_snapshot(sandbox)
+
+    async def look_at_all(self) -> None:
+        """Compare every sandbox with the engine's list and handle what no event told.
+
+        Raises:
+            EngineUnreachableError: The engine cannot be asked; nothing is concluded.
+        """
+        rows = await self._services.engine.list_containers(labels.owner_labels(self._services.owner))
+        by_id = {row.container_id: row for row in rows}
+        for sandbox in self._services.table:
+            if sandbox.record.phase is RecordPhase.ACTIVE:
+                await self._compare(sandbox, by_id)
+            elif sandbox.record.phase is RecordPhase.PROVISIONING:
+                sandbox.notify()
+            elif sandbox.record.phase is RecordPhase.FAILED and any(
+                row.labels.get(labels.SANDBOX_ID) == sandbox.sandbox_id for row in rows
+            ):
+                self._background.spawn(self._lifecycle.clear_failed(sandbox), name=f"clear {sandbox.sandbox_id} again")
+
+    async def _compare(self, sandbox: Sandbox, rows: dict[str, ContainerRow]) -> None:
+        record = sandbox.record
+        workload = rows.get(record.workload_id)
+        if workload is None or workload.status not in _RUNS:
+            self._exits.ended(sandbox, Component.WORKLOAD)
+        elif sandbox.workload is None or sandbox.workload.status is not workload.status:
+            try:
+                await self._lifecycle.refresh(sandbox)
+            except EngineUnreachableError:
+                raise
+            except EngineError:
+                return
+            self._services.publish_snapshot(sandbox)
+        supervisor = rows.get(record.supervisor_id)
+        if supervisor is None or supervisor.status not in _RUNS:
+            self._exits.ended(sandbox, Component.SUPERVISOR)

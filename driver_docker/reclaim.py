@@ -1,0 +1,102 @@
+"""What a new driver does with what an earlier one left: adopt what runs, finish what was begun, remove the rest.
+
+Nothing is touched that does not carry this driver's own owner label (compute-driver contract 5.2 item 7).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from driver_docker import labels
+from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.errors import DriverError, InvalidRequestError
+from driver_docker.lifecycle import interrupted
+from driver_docker.records import AUTH_FILE, Failure, RecordPhase
+from driver_docker.requests import check_sandbox_id
+from driver_docker.services import now
+from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
+from driver_docker.verdict import Reason
+from openshell.isolation.documents import AuthBundle, DocumentError
+
+if TYPE_CHECKING:
+    from driver_docker.engine import ContainerRow
+    from driver_docker.records import SandboxRecord
+    from driver_docker.services import Services
+
+
+async def reclaim(services: Services) -> None:
+    """Fill the table from the records and bring engine and records together.
+
+    Raises:
+        EngineUnreachableError: The engine cannot be asked.
+    """
+    loaded = await services.disk.run(services.store.load)
+    rows = await services.engine.list_containers(labels.owner_labels(services.owner))
+    for record in loaded:
+        await _take_over(services, record)
+    known = {record.sandbox_id: record for record in loaded}
+    for row in rows:
+        if not _is_current(row, known):
+            await _remove(services, row)
+    for volume in await services.engine.list_volumes(labels.owner_labels(services.owner)):
+        sandbox_id = volume.labels.get(labels.SANDBOX_ID)
+        if sandbox_id is not None and sandbox_id not in known:
+            await remove_volume(services.engine, volume.name)
+    for folder in await services.disk.run(lambda: services.store.unreadable(frozenset(known))):
+        services.log.warning("state folder without a record removed", sandbox_id=folder)
+        await services.remove_record(folder)
+
+
+def _is_current(row: ContainerRow, known: dict[str, SandboxRecord]) -> bool:
+    """Whether a container is the workload or supervisor that a record names."""
+    record = known.get(row.labels.get(labels.SANDBOX_ID, ""))
+    if record is None or record.phase not in {RecordPhase.ACTIVE, RecordPhase.STOPPED}:
+        return False
+    return row.container_id in {record.workload_id, record.supervisor_id}
+
+
+async def _remove(services: Services, row: ContainerRow) -> None:
+    services.log.info("leftover container removed", container=row.name)
+    try:
+        await remove_container(services.engine, row.container_id)
+    except EngineError as error:
+        services.log.warning("leftover container not removed", container=row.name, error=error.message)
+
+
+async def _take_over(services: Services, record: SandboxRecord) -> None:
+    try:
+        check_sandbox_id(record.sandbox_id)
+    except InvalidRequestError:
+        return
+    sandbox = services.table.add(record)
+    if record.phase is RecordPhase.DELETING:
+        await remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        await services.remove_record(record.sandbox_id)
+        services.table.discard(sandbox)
+        services.log_of(sandbox).info("interrupted deletion finished")
+        return
+    if record.phase is RecordPhase.PROVISIONING:
+        failure = Failure(reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now())
+        sandbox.record = record.changed(
+            now(), phase=RecordPhase.FAILED, failure=failure, workload_id="", supervisor_id=""
+        )
+        await services.save_quietly(sandbox)
+    if sandbox.record.phase is RecordPhase.FAILED:
+        await remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        return
+    try:
+        sandbox.workload = await services.engine.inspect_container(record.workload_id)
+    except EngineAbsentError:
+        services.log_of(sandbox).warning("workload container is gone")
+    sandbox.secrets = await services.disk.run(lambda: _secrets(services, record.sandbox_id))
+    services.log_of(sandbox).info("sandbox adopted", phase=record.phase.value)
+
+
+def _secrets(services: Services, sandbox_id: str) -> tuple[str, ...]:
+    """The tokens of a running supervisor, so that its log's end can be quoted without them."""
+    try:
+        data = services.store.read_file(sandbox_id, AUTH_FILE)
+        bundle = AuthBundle.from_json(data) if data is not None else None
+    except (DriverError, DocumentError):
+        return ()
+    return (bundle.gateway_token, bundle.sandbox_token) if bundle is not None else ()

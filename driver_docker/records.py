@@ -1,0 +1,261 @@
+"""What must outlive the driver: one owner-only folder a sandbox, each file written atomically.
+
+The folder and its file names are those of compute-driver contract 5.1, beside `record.json` (what this driver knows of
+the sandbox) and `exits.json` (its last verdicts with their tails).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from driver_docker.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+RECORD_FILE: Final = "record.json"
+EXITS_FILE: Final = "exits.json"
+BOOTSTRAP_FILE: Final = "boundary-bootstrap.json"
+CERTIFICATE_FILE: Final = "boundary-server.crt"
+KEY_FILE: Final = "boundary-server.key"
+DESCRIPTOR_FILE: Final = "runtime-descriptor.json"
+AUTH_FILE: Final = "supervisor-auth.json"
+MAIN_PROCESS_FILE: Final = "main-process.json"
+WORKSPACE_ROOT_FILE: Final = "workspace-root"
+START_GENERATION_FILE: Final = "start-generation"
+MAX_EXITS: Final = 20
+"""How many verdicts are kept for each sandbox."""
+
+_OWNER_FILE: Final = ".driver-owner"
+_VERSION: Final = 1
+
+
+class RecordPhase(StrEnum):
+    """How far a sandbox has come, as the next driver must know it."""
+
+    PROVISIONING = "provisioning"
+    ACTIVE = "active"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    """Its launch failed and everything of it was removed; kept until it is deleted."""
+    DELETING = "deleting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a sandbox is not ready and will not become so by itself."""
+
+    reason: str
+    message: str
+    at: datetime
+    verdict: Mapping[str, str] = field(default_factory=dict)
+    """The verdict's metadata, where an exit was the cause."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxRecord:
+    """One sandbox. Holds no secret."""
+
+    sandbox_id: str
+    name: str
+    workspace: str
+    phase: RecordPhase
+    changed_at: datetime
+    """When phase or failure last changed; the transition time of its conditions."""
+    generation: str = ""
+    image_reference: str = ""
+    image_id: str = ""
+    container_name: str = ""
+    workload_id: str = ""
+    supervisor_id: str = ""
+    was_ready: bool = False
+    """Whether this generation reached ready: a later exit is an exit, not a failed start."""
+    failure: Failure | None = None
+
+    def changed(self, at: datetime, **fields: Any) -> SandboxRecord:
+        """A copy with other fields and a new time of change."""
+        return replace(self, changed_at=at, **fields)
+
+
+class RecordStore:
+    """The records of one namespace. Methods block; the caller runs them on a thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    @property
+    def directory(self) -> Path:
+        """The namespace's folder."""
+        return self._directory
+
+    def open(self) -> str:
+        """Make the folder and return the stable name of this driver instance.
+
+        Raises:
+            RecordError: The folder cannot be made, or is not the caller's own.
+        """
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            details = self._directory.lstat()
+            if details.st_uid != os.geteuid():
+                raise RecordError(
+                    f"state folder {self._directory} belongs to user {details.st_uid}, not to this driver"
+                )
+            self._directory.chmod(0o700)
+            file = self._directory / _OWNER_FILE
+            with contextlib.suppress(FileNotFoundError):
+                if name := file.read_text(encoding="ascii").strip():
+                    return name
+            name = secrets.token_hex(16)
+            _write(file, f"{name}\n".encode())
+        except OSError as error:
+            raise RecordError(f"state folder {self._directory} cannot be used: {error.strerror}") from error
+        return name
+
+    def forget(self) -> None:
+        """Remove the namespace's folder if no sandbox is left in it; the next driver gets a new name."""
+        if any(child.is_dir() for child in self._directory.iterdir()):
+            return
+        shutil.rmtree(self._directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._directory.parent.rmdir()
+
+    def load(self) -> tuple[SandboxRecord, ...]:
+        """All records that can be read; a folder without one is a leftover of an interrupted create or delete."""
+        found = []
+        for folder in sorted(self._directory.iterdir()):
+            if not folder.is_dir():
+                continue
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found.append(_decode(json.loads((folder / RECORD_FILE).read_bytes())))
+        return tuple(found)
+
+    def unreadable(self, known: frozenset[str]) -> tuple[str, ...]:
+        """Ids of folders that hold no readable record."""
+        return tuple(
+            folder.name for folder in sorted(self._directory.iterdir()) if folder.is_dir() and folder.name not in known
+        )
+
+    def save(self, record: SandboxRecord) -> None:
+        """Write one record, durably.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        body = {"version": _VERSION, **asdict(record)}
+        data = json.dumps(body, default=_encode, indent=1).encode()
+        self._put(record.sandbox_id, {RECORD_FILE: data}, durable=True)
+
+    def save_files(self, sandbox_id: str, files: Mapping[str, bytes]) -> None:
+        """Write launch files of a sandbox; secrets among them are readable for this user alone.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        self._put(sandbox_id, files, durable=False)
+
+    def read_file(self, sandbox_id: str, name: str) -> bytes | None:
+        """One launch file, or `None` when it was not written."""
+        try:
+            return (self._directory / sandbox_id / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RecordError(f"{name} of sandbox {sandbox_id} cannot be read: {error.strerror}") from error
+
+    def add_exit(self, sandbox_id: str, *, verdict: Mapping[str, str], message: str, tail: str, at: datetime) -> None:
+        """Append one verdict with its raw tail; the oldest beyond the limit is dropped.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        exits = [
+            *self.exits(sandbox_id),
+            {"at": at.isoformat(), "message": message, "verdict": dict(verdict), "tail": tail},
+        ]
+        self._put(sandbox_id, {EXITS_FILE: json.dumps(exits[-MAX_EXITS:], indent=1).encode()}, durable=True)
+
+    def exits(self, sandbox_id: str) -> list[dict[str, Any]]:
+        """The verdicts of a sandbox, oldest first."""
+        try:
+            found = json.loads((self._directory / sandbox_id / EXITS_FILE).read_bytes())
+        except (OSError, ValueError):
+            return []
+        return found if isinstance(found, list) else []
+
+    def remove(self, sandbox_id: str) -> bool:
+        """Remove a sandbox's folder; whether there was one.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        folder = self._directory / sandbox_id
+        try:
+            shutil.rmtree(folder)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise RecordError(f"state folder of sandbox {sandbox_id} cannot be removed: {error.strerror}") from error
+        return True
+
+    def _put(self, sandbox_id: str, files: Mapping[str, bytes], *, durable: bool) -> None:
+        folder = self._directory / sandbox_id
+        try:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            for name, data in files.items():
+                _write(folder / name, data, durable=durable)
+        except OSError as error:
+            raise RecordError(f"state of sandbox {sandbox_id} cannot be written: {error.strerror}") from error
+
+
+def _write(file: Path, data: bytes, *, durable: bool = True) -> None:
+    """Replace a file by a complete one or not at all."""
+    scratch = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
+        scratch.replace(file)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    if durable:
+        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _encode(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    raise TypeError(type(value).__name__)
+
+
+def _decode(body: dict[str, Any]) -> SandboxRecord:
+    if body.pop("version") != _VERSION:
+        raise ValueError("version")
+    failure = body.pop("failure")
+    if failure is not None:
+        failure = Failure(**{**failure, "at": datetime.fromisoformat(failure["at"])})
+    return SandboxRecord(
+        **{
+            **body,
+            "phase": RecordPhase(body["phase"]),
+            "changed_at": datetime.fromisoformat(body["changed_at"]),
+            "failure": failure,
+        }
+    )

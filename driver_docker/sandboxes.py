@@ -1,0 +1,124 @@
+"""The sandboxes of this driver in memory: one entry each, with its lock, its launch and what the engine said of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from driver_docker.errors import InvalidRequestError, PreconditionError, SandboxExistsError, SandboxNotFoundError
+from driver_docker.records import RecordPhase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from driver_docker.engine import ContainerFacts, EngineEvent
+    from driver_docker.records import SandboxRecord
+
+_MAX_EVENTS = 64
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sandbox:
+    """One live entry. Its fields belong to the event loop; who changes the engine holds `lock`."""
+
+    record: SandboxRecord
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    launch_task: asyncio.Task[None] | None = None
+    workload: ContainerFacts | None = None
+    """The last inspect of the workload container."""
+    events: dict[str, list[EngineEvent]] = field(default_factory=dict)
+    """The engine's events of its current containers, by container id."""
+    intentional: set[str] = field(default_factory=set)
+    """Containers that the driver itself is ending: their exits are no news."""
+    judged: set[str] = field(default_factory=set)
+    """Containers whose end was told already, so that it is told once."""
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when an event or a request changed something that a waiting task may care about; see `notify`."""
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    """Values that must not appear in a log tail."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """The gateway's id."""
+        return self.record.sandbox_id
+
+    @property
+    def container_ids(self) -> frozenset[str]:
+        """The current workload and supervisor; anything else with this sandbox's label is of an earlier run."""
+        return frozenset({self.record.workload_id, self.record.supervisor_id} - {""})
+
+    def add_event(self, event: EngineEvent) -> None:
+        """Remember an event of a current container and wake whoever waits."""
+        seen = self.events.setdefault(event.object_id, [])
+        seen.append(event)
+        del seen[:-_MAX_EVENTS]
+        self.notify()
+
+    def has_event(self, container_id: str, *actions: str) -> bool:
+        """Whether one of these actions was seen of a container."""
+        return any(event.action in actions for event in self.events.get(container_id, ()))
+
+    def notify(self) -> None:
+        """Wake every waiter of `moved`; each looks again and waits again."""
+        self.moved.set()
+        self.moved = asyncio.Event()
+
+
+class SandboxTable:
+    """All sandboxes by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Sandbox] = {}
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Sandbox]:
+        """A stable copy, in the order of creation."""
+        return iter(tuple(self._by_id.values()))
+
+    def add(self, record: SandboxRecord) -> Sandbox:
+        """Reserve an id.
+
+        Raises:
+            SandboxExistsError: It is taken, by a running, stopped or failed sandbox.
+        """
+        if record.sandbox_id in self._by_id:
+            raise SandboxExistsError(f"sandbox {record.sandbox_id} already exists; delete it before creating it again")
+        sandbox = Sandbox(record=record)
+        self._by_id[record.sandbox_id] = sandbox
+        return sandbox
+
+    def discard(self, sandbox: Sandbox) -> None:
+        """Forget an entry; a newer one with the same id stays."""
+        if self._by_id.get(sandbox.sandbox_id) is sandbox:
+            del self._by_id[sandbox.sandbox_id]
+
+    def by_id(self, sandbox_id: str) -> Sandbox | None:
+        """The entry with this id."""
+        return self._by_id.get(sandbox_id)
+
+    def find(self, *, sandbox_id: str, name: str) -> Sandbox:
+        """Look up by id, and by name only where no id is given (compute-driver contract 3.9).
+
+        Raises:
+            InvalidRequestError: Neither is given.
+            SandboxNotFoundError: There is none.
+            PreconditionError: Several workspaces hold a sandbox of this name.
+        """
+        if sandbox_id:
+            found = self._by_id.get(sandbox_id)
+            if found is None:
+                raise SandboxNotFoundError(f"sandbox {sandbox_id} does not exist here")
+            return found
+        if not name:
+            raise InvalidRequestError("sandbox_id and name are both empty; give the id")
+        named = [sandbox for sandbox in self._by_id.values() if sandbox.record.name == name]
+        live = [sandbox for sandbox in named if sandbox.record.phase is not RecordPhase.DELETING] or named
+        if not live:
+            raise SandboxNotFoundError(f"no sandbox is named {name} here")
+        if len(live) > 1:
+            raise PreconditionError(f"{len(live)} sandboxes are named {name}; give the id", reason="AmbiguousName")
+        return live[0]

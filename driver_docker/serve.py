@@ -1,0 +1,177 @@
+"""The life of the driver process: come up, serve, and leave nothing behind that is not needed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Final, Self
+
+import structlog
+
+from driver_docker import encode
+from driver_docker.bind_socket import BindSocket, FileLock
+from driver_docker.concurrency import Background
+from driver_docker.engine_address import find_engine
+from driver_docker.errors import DriverError
+from driver_docker.exits import Exits
+from driver_docker.labels import Owner
+from driver_docker.launch import Launcher
+from driver_docker.lifecycle import Lifecycle
+from driver_docker.observe import Observer
+from driver_docker.reclaim import reclaim
+from driver_docker.records import RecordStore
+from driver_docker.sandboxes import SandboxTable
+from driver_docker.server import ComputeDriverService, make_server
+from driver_docker.services import Services
+from driver_docker.watch import WatchHub
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from driver_docker.config import DriverConfig
+    from driver_docker.engine import Engine
+    from openshell.wire.compute.v1 import compute_driver_pb2 as pb
+
+_DRAIN_SECONDS: Final = 1.0
+_TIDY_SECONDS: Final = 3.0
+_LOCK_FILE: Final = ".lock"
+
+
+class Driver:
+    """One running driver: engine, records, observation and service.
+
+    Use as an async context manager; entering reclaims and begins to serve, leaving tidies up within five seconds.
+    Sandboxes keep running.
+    """
+
+    def __init__(self, config: DriverConfig, engine: Engine) -> None:
+        self._config = config
+        self._engine = engine
+        self._stack = AsyncExitStack()
+        self._log = structlog.get_logger("driver")
+        self.hub: WatchHub[pb.WatchSandboxesEvent] = WatchHub()
+        self.services: Services
+        self.lifecycle: Lifecycle
+        self._launcher: Launcher
+        self._server: grpc.aio.Server
+
+    async def __aenter__(self) -> Self:
+        """Come up.
+
+        Raises:
+            ConfigurationError: Another driver holds the socket or the state folder.
+            DriverError: The state folder or the engine cannot be used.
+        """
+        try:
+            await self._come_up()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def _come_up(self) -> None:
+        config = self._config
+        bind = self._stack.enter_context(BindSocket(config.bind_socket))
+        store = RecordStore(config.namespace_dir)
+        owner = Owner(namespace=config.sandbox_label, driver=store.open())
+        lock = FileLock(
+            store.directory / _LOCK_FILE,
+            held_by=f"another driver uses the state folder {store.directory}; give this one another sandbox_label",
+        )
+        self._stack.callback(lock.release)
+        services = self.services = Services(
+            engine=self._engine,
+            config=config,
+            owner=owner,
+            store=store,
+            table=SandboxTable(),
+            publish=lambda event: self.hub.publish(encode.watch_event(event)),
+        )
+        self._stack.callback(services.disk.close)
+        background = Background(self._report)
+        launcher = self._launcher = Launcher(services)
+        self._stack.callback(launcher.close)
+        exits = Exits(services, background)
+        self.lifecycle = Lifecycle(services, launcher, exits, background)
+        observer = Observer(services, self.lifecycle, exits, background)
+        await reclaim(services)
+        self._stack.push_async_callback(self._tidy)
+        self._stack.push_async_callback(background.close)
+        background.spawn(observer.follow(), name="engine events")
+        background.spawn(observer.look_now_and_then(), name="slow look")
+        background.spawn(self._warm_up(), name="warm up")
+        self._server = make_server(ComputeDriverService(services, self.lifecycle, self.hub))
+        self._server.add_insecure_port(bind.address)
+        bind.restrict()
+        await observer.connected()
+        await self._server.start()
+        self._stack.push_async_callback(self._stop_serving)
+
+    async def _warm_up(self) -> None:
+        """Deliver the runtime before the first sandbox needs it; a failure is told again to whoever needs it."""
+        reference = self._config.sandbox_runtime_image
+        try:
+            image = (await self._launcher.images.find(reference)).facts
+            await self._launcher.runtime_volumes.ensure(image, reference=reference)
+        except DriverError as error:
+            self._log.warning("sandbox runtime not ready yet", error=error.message)
+
+    def _report(self, name: str, error: BaseException) -> None:
+        if isinstance(error, DriverError):
+            self._log.warning("task failed", task=name, error=error.message)
+        else:
+            self._log.error("task failed unexpectedly", task=name, exc_info=error)
+
+    async def _stop_serving(self) -> None:
+        self.hub.close()
+        await self._server.stop(_DRAIN_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TIDY_SECONDS):
+                await self.lifecycle.abandon_launches()
+
+    async def _tidy(self) -> None:
+        """Remove what no sandbox needs any more."""
+        services = self.services
+        with contextlib.suppress(DriverError, TimeoutError):
+            async with asyncio.timeout(_TIDY_SECONDS):
+                await self._launcher.runtime_volumes.remove_unused()
+        if not len(services.table):
+            await services.disk.run(services.store.forget)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Tidy up and end."""
+        await self._stack.aclose()
+
+
+async def serve(config: DriverConfig, *, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT; a second signal ends the process at once with 128 and its number.
+
+    Args:
+        config: The configuration.
+        announce: Prints a line once the driver is ready.
+
+    Raises:
+        DriverError: The driver could not come up.
+    """
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    async with await find_engine(config.socket_path, os.environ) as engine:
+        info = engine.info
+        structlog.get_logger("driver").info("engine found", version=info.version, api=info.api_version)
+        async with Driver(config, engine):
+            announce(f"serving on {config.bind_socket}")
+            await ending.wait()
+            structlog.get_logger("driver").info("ending; sandboxes keep running")

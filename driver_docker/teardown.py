@@ -1,0 +1,93 @@
+"""Removing what a sandbox consists of. Each step tolerates that somebody else was faster."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from driver_docker import labels
+from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
+
+if TYPE_CHECKING:
+    from driver_docker.engine import Engine
+
+_ATTEMPTS: Final = 20
+_PAUSE_SECONDS: Final = 0.1
+
+
+async def remove_container(engine: Engine, container: str) -> bool:
+    """Kill and remove a container, and wait until it is really gone.
+
+    Returns:
+        Whether it was there.
+
+    Raises:
+        EngineError: It could not be removed.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            await engine.remove_container(container)
+        except EngineAbsentError:
+            return attempt > 0
+        except EngineConflictError:
+            # "removal already in progress": ends with a 404, which is what is waited for.
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return True
+    await engine.remove_container(container)
+    return True
+
+
+async def remove_volume(engine: Engine, name: str) -> bool:
+    """Remove one of the driver's own volumes; whether it was there.
+
+    Raises:
+        EngineError: It could not be removed.
+    """
+    for _ in range(_ATTEMPTS):
+        try:
+            await engine.remove_volume(name)
+        except EngineAbsentError:
+            return False
+        except EngineConflictError:
+            # The engine lets go of a volume a moment after its last container.
+            await asyncio.sleep(_PAUSE_SECONDS)
+        else:
+            return True
+    await engine.remove_volume(name)
+    return True
+
+
+async def remove_sandbox(engine: Engine, owner: labels.Owner, sandbox_id: str) -> bool:
+    """Remove every container and volume with the sandbox's id and this driver's labels.
+
+    Returns:
+        Whether there was anything.
+
+    Raises:
+        EngineError: Something is still there; the call may be repeated.
+    """
+    wanted = labels.sandbox_filter(owner, role=None, sandbox_id=sandbox_id)
+    rows = await engine.list_containers(wanted)
+    # Supervisors first, so that none is left talking to a workload that is going away.
+    rows = tuple(sorted(rows, key=lambda row: row.labels.get(labels.ISOLATION_ROLE) == labels.Role.SANDBOX))
+    failures: list[EngineError] = []
+    found = False
+    for row in rows:
+        try:
+            found |= await remove_container(engine, row.container_id)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            failures.append(error)
+    volumes = await engine.list_volumes(labels.owner_labels(owner) | {labels.SANDBOX_ID: sandbox_id})
+    for volume in volumes:
+        try:
+            found |= await remove_volume(engine, volume.name)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return found
