@@ -18,7 +18,7 @@ import pytest
 from devtools.inventory import RUN_LABEL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     from docker import APIClient
 
@@ -187,22 +187,28 @@ def _descriptors() -> set[tuple[int, str]]:
     return {(number, target) for number, target in found if not target.startswith(("anon_inode:", "/proc/"))}
 
 
-def _pending_tasks() -> set[asyncio.Task[object]]:
-    return {item for item in gc.get_objects() if isinstance(item, asyncio.Task) and not item.done()}
-
-
 @pytest.fixture
-def no_leaks() -> Iterator[None]:
-    """Fails the test that leaves a thread, a descriptor or an unfinished asyncio task behind."""
+def _no_thread_or_descriptor_left() -> Iterator[None]:
     gc.collect()
-    threads, descriptors, tasks = set(threading.enumerate()), _descriptors(), _pending_tasks()
+    threads, descriptors = set(threading.enumerate()), _descriptors()
     yield
     gc.collect()
     new_threads = [thread for thread in threading.enumerate() if thread not in threads]
     for thread in new_threads:
         thread.join(THREAD_END_SECONDS)
     assert [thread.name for thread in new_threads if thread.is_alive()] == [], "threads left behind"
-    current = asyncio.current_task() if asyncio._get_running_loop() is not None else None
-    left_tasks = [task.get_name() for task in _pending_tasks() - tasks if task is not current]
-    assert left_tasks == [], "asyncio tasks left behind"
     assert sorted(_descriptors() - descriptors) == [], "descriptors left behind"
+
+
+@pytest.fixture
+async def no_leaks(_no_thread_or_descriptor_left: None) -> AsyncIterator[None]:
+    """Fails the test that leaves a thread, a descriptor or an unfinished asyncio task behind.
+
+    Tasks are looked at while the test's loop still runs, threads and descriptors after it was closed, so that the
+    loop's own executor is no leak.
+    """
+    own = asyncio.current_task()
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {own, asyncio.current_task()}
+    assert sorted(task.get_name() for task in left) == [], "tasks left behind"
