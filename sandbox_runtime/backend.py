@@ -7,7 +7,7 @@ import os
 import signal as signals
 from typing import TYPE_CHECKING
 
-from openshell.isolation.errors import ConfirmError, DeniedError, ProcessError, TerminatedError, UnavailableError
+from openshell.isolation.errors import ConfirmError, ProcessError, TerminatedError, UnavailableError
 from openshell.isolation.operations import (
     Attach,
     Confirmation,
@@ -111,12 +111,8 @@ class SandboxBackend(Backend):
         """Take the policy, if this container can enforce it.
 
         Raises:
-            DeniedError: It cannot, or the claims are another resource's; a refusal of the configuration.
+            DeniedError: It cannot; a refusal of the configuration.
         """
-        if dict(request.resource_claims) != dict(self._bootstrap.resource_claims):
-            raise DeniedError("the resource claims are not those that this boundary was provisioned with")
-        if self._policy is not None and request.policy != self._policy:
-            raise DeniedError("the boundary was attached with another policy; a new one needs a new start")
         refuse_unenforceable(
             request.policy, identity=self._bootstrap.workload_identity, accounts=self._container.accounts()
         )
@@ -199,25 +195,23 @@ class SandboxBackend(Backend):
         """Start the agent. What it may do was decided by attach.
 
         Raises:
-            DeniedError: The request is about another sandbox or policy than the attached one.
+            DeniedError: The working directory makes the attached policy one that cannot be enforced.
             ProcessError: It cannot be started; the text names the program and the cause.
             TerminatedError: The boundary is ending.
             UnavailableError: The request needs something that this runtime does not have.
         """
         if self._ending:
             raise TerminatedError("the boundary is ending")
+        if self._policy is None:
+            raise ProcessError("the boundary was not attached")
         if self._main is not None:
             raise ProcessError("the main process was started already")
-        if request.sandbox_id != self._bootstrap.boundary_id:
-            raise DeniedError("the main process belongs to another sandbox")
-        if request.policy != self._policy:
-            raise DeniedError("the policy is not the one that was attached")
         if request.provider_files:
             raise UnavailableError("this runtime cannot deliver provider files")
         if request.ca_cert is not None or request.ca_bundle is not None:
             self._log.warning("A certificate authority was sent; without an egress path nothing uses it")
         program = self._program(request)
-        plan = self._planned(request.policy, workdir=program.working_directory)
+        plan = self._planned(self._policy, workdir=program.working_directory)
         try:
             ruleset_fd = confinement.establish(plan)
         except PlatformError as error:
@@ -275,6 +269,7 @@ class SandboxBackend(Backend):
         await self._end_tree(grace_seconds=0 if self._frozen else GRACE_SECONDS)
         if self._timeout is not None:
             self._timeout.cancel()
+            await asyncio.gather(self._timeout, return_exceptions=True)
         if self._main is not None:
             self._main.close()
 

@@ -22,7 +22,7 @@ class Log:
     """Writes lines at or above a level. A stderr that nobody takes any more is no reason to fail."""
 
     def __init__(self, level: Level = Level.INFO) -> None:
-        self._level = level
+        self.level = level
 
     def debug(self, event: str, **facts: object) -> None:
         """Something for whoever develops the runtime."""
@@ -41,7 +41,7 @@ class Log:
         self._write(Level.ERROR, event, facts)
 
     def _write(self, level: Level, event: str, facts: dict[str, object]) -> None:
-        if level < self._level:
+        if level < self.level:
             return
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}Z"

@@ -76,7 +76,9 @@ async def serve(provisioned: Provisioned, inbox: SignalInbox, log: Log) -> int:
     from openshell.isolation.tls import server_context
     from openshell.isolation.tokens import TokenProfile, TokenVerifier
     from sandbox_runtime.backend import SandboxBackend
+    from sandbox_runtime.logging_bridge import take_over_logging
 
+    take_over_logging(log)
     bootstrap = provisioned.bootstrap
     backend = SandboxBackend(bootstrap=bootstrap, reaper=reaper, tree=tree, log=log)
     try:
@@ -98,6 +100,8 @@ async def serve(provisioned: Provisioned, inbox: SignalInbox, log: Log) -> int:
     del provisioned, tls
     try:
         await server.start_unix(socket_path)
+    except IsolationError as error:
+        raise BootstrapError(f"the bootstrap document's listener cannot be used: {error}") from error
     except OSError as error:
         raise PlatformError(f"the control socket {socket_path} cannot be opened: {error.strerror or error}") from error
     log.info("Listening", socket_path=str(socket_path), sandbox_id=bootstrap.boundary_id)

@@ -108,8 +108,8 @@ def make(world: World, container: FakeContainer | None = None) -> SandboxBackend
     )
 
 
-def attach_with(policy: Policy, claims: dict[str, str] | None = None) -> Attach:
-    return Attach(supervisor_instance_id="s", policy=policy, resource_claims=claims or CLAIMS)
+def attach_with(policy: Policy) -> Attach:
+    return Attach(supervisor_instance_id="s", policy=policy, resource_claims=CLAIMS)
 
 
 def start_with(*arguments: str, interactive: bool = False, timeout_secs: int = 0, workdir: str = "/") -> StartAgent:
@@ -156,12 +156,10 @@ async def refusals(world: World) -> dict[str, object]:
     found: dict[str, object] = {
         name: await words(backend.attach(attach_with(policy)), "attached") for name, policy in policies.items()
     }
-    found["claims"] = await words(backend.attach(attach_with(POLICY, {"docker.container_id": "d"})), "attached")
     old = make(world, FakeContainer(abi=2))
     found["old kernel"] = await words(old.attach(attach_with(POLICY)), "attached")
     same = replace(POLICY, run_as_user="agent", run_as_group="1000")
     found["same user"] = await words(backend.attach(attach_with(same)), "attached")
-    found["second policy"] = await words(backend.attach(attach_with(POLICY)), "attached")
     return found
 
 
@@ -237,8 +235,6 @@ async def failed_start(world: World) -> dict[str, object]:
     good = start_with("true")
     return {
         "missing": await words(backend.start_agent(start_with("/bin/x")), "started"),
-        "other sandbox": await words(backend.start_agent(replace(good, sandbox_id="sandbox-2")), "started"),
-        "other policy": await words(backend.start_agent(replace(good, policy=Policy())), "started"),
         "files": await words(backend.start_agent(replace(good, provider_files={"a": b""})), "started"),
         "again": (await backend.wait((await backend.start_agent(good)).process_id)).kind.value,
         "twice": await words(backend.start_agent(good), "started"),
