@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from openshell.status import StatusCode
 from supervisor_reference.errors import GatewayError
@@ -24,22 +24,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_SHORTEST_USE_SECONDS: Final = 1.0
 
-
-def seconds_until_renewal(*, now: float, expires_at: float, margin_seconds: float) -> float:
+def seconds_until_renewal(*, now: float, expires_at: float, timing: Timing) -> float:
     """Return how long a token is used before it is renewed.
 
     Args:
         now: Unix time in seconds.
         expires_at: When it expires, Unix time in seconds.
-        margin_seconds: How long before that it is renewed; at most a third of what is left.
+        timing: How long before that it is renewed (at most a third of what is left), and the shortest use.
 
     Returns:
-        Seconds, at least one, so that a gateway with a wrong clock is not asked without a pause.
+        Seconds, never none at all: a gateway with a wrong clock is not asked without a pause.
     """
     left = max(expires_at - now, 0.0)
-    return max(left - min(margin_seconds, left / 3), _SHORTEST_USE_SECONDS)
+    return max(left - min(timing.renewal_margin_seconds, left / 3), timing.shortest_token_use_seconds)
 
 
 async def keep_renewing(
@@ -55,9 +53,7 @@ async def keep_renewing(
     """
     expiry = float(expires_at)
     while expiry > 0:
-        await asyncio.sleep(
-            seconds_until_renewal(now=clock(), expires_at=expiry, margin_seconds=timing.renewal_margin_seconds)
-        )
+        await asyncio.sleep(seconds_until_renewal(now=clock(), expires_at=expiry, timing=timing))
         try:
             tokens = await gateway.refresh_tokens()
         except GatewayError as error:

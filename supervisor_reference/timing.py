@@ -41,5 +41,7 @@ class Timing:
     """How long an orderly end waits for the boundary to terminate."""
     renewal_margin_seconds: float = 300.0
     """How long before its expiry a token is renewed, at most a third of what is left of its life."""
+    shortest_token_use_seconds: float = 1.0
+    """How long a token is used at least, whatever its expiry says."""
     renewal_retry_seconds: float = 15.0
     """Pause after a renewal that failed."""

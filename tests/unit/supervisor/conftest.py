@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 from unit.supervisor.fake_gateway import INSTANCE_ID, SANDBOX_ID, SANDBOX_NAME, TOKEN, FakeGateway
 from unit.supervisor.launch_material import LaunchMaterial, make_launch
@@ -14,6 +15,11 @@ from supervisor_reference.timing import Timing
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+
+
+# grpc ends its poller with the last object and starts another with the next, which crashes now and then; tests have a
+# loop each, so this keeps one poller for all of them.
+grpc.aio.init_grpc_aio()
 
 
 @pytest.fixture

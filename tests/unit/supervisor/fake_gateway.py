@@ -86,12 +86,12 @@ class FakeGateway(_Servicer):
         self.failures: dict[str, list[tuple[grpc.StatusCode, str]]] = defaultdict(list)
         """Errors that the next calls of a method answer with."""
         self.calls: list[tuple[str, Message]] = []
-        self.authorizations: set[str] = set()
+        self.authorizations: list[tuple[str, str]] = []
         self.environment = openshell_pb2.GetSandboxProviderEnvironmentResponse(provider_env_revision=1)
         self.heartbeat_seconds = 10.0
         self.answers_hello = True
         self.rejection: str | None = None
-        self.refreshed: openshell_pb2.RefreshSandboxTokenResponse | None = None
+        self.refreshed: list[openshell_pb2.RefreshSandboxTokenResponse] = []
         self.sessions: asyncio.Queue[FakeSession] = asyncio.Queue()
         self._changed = asyncio.Condition()
         self._server: grpc.aio.Server | None = None
@@ -116,6 +116,10 @@ class FakeGateway(_Servicer):
             await self._server.stop(None)
             self._server = None
 
+    def authorization_of(self, method: str) -> list[str]:
+        """The authorization headers of one method's calls, in order."""
+        return [header for name, header in self.authorizations if name == method]
+
     def of(self, method: str) -> list[Message]:
         """The requests of one method, in order."""
         return [request for name, request in self.calls if name == method]
@@ -136,7 +140,7 @@ class FakeGateway(_Servicer):
 
     async def _take(self, method: str, request: Message, context: Context) -> None:
         metadata = dict(context.invocation_metadata() or ())
-        self.authorizations.add(str(metadata.get("authorization", "")))
+        self.authorizations.append((method, str(metadata.get("authorization", ""))))
         async with self._changed:
             self.calls.append((method, request))
             self._changed.notify_all()
@@ -194,10 +198,10 @@ class FakeGateway(_Servicer):
         self, request: openshell_pb2.RefreshSandboxTokenRequest, context: Context
     ) -> openshell_pb2.RefreshSandboxTokenResponse:
         await self._take("RefreshSandboxToken", request, context)
-        if self.refreshed is None:
+        if not self.refreshed:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "not built")
             raise AssertionError
-        return self.refreshed
+        return self.refreshed.pop(0)
 
     async def PushSandboxLogs(
         self, request_iterator: AsyncIterator[openshell_pb2.PushSandboxLogsRequest], context: Context

@@ -1,0 +1,67 @@
+"""Renewal of the gateway token."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+
+from openshell.wire.v1 import openshell_pb2
+from supervisor_reference.renewal import keep_renewing, seconds_until_renewal
+from supervisor_reference.timing import Timing
+
+if TYPE_CHECKING:
+    from unit.supervisor.fake_gateway import FakeGateway
+
+    from supervisor_reference.grpc_gateway import GrpcGateway
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [(3600.0, 3300.0), (900.0, 600.0), (300.0, 200.0), (0.3, 1.0), (0.0, 1.0), (-50.0, 1.0)],
+)
+def test_renews_with_a_margin_and_never_without_a_pause(left: float, expected: float) -> None:
+    assert seconds_until_renewal(now=1000.0, expires_at=1000.0 + left, timing=Timing()) == pytest.approx(expected)
+
+
+@pytest.fixture
+def impatient(timing: Timing) -> Timing:
+    return replace(timing, shortest_token_use_seconds=0.01, renewal_retry_seconds=0.01)
+
+
+def tokens(number: int, *, expires: bool) -> openshell_pb2.RefreshSandboxTokenResponse:
+    answer = openshell_pb2.RefreshSandboxTokenResponse(token=f"gateway-token-{number}")
+    if expires:
+        answer.expiration_time.FromDatetime(datetime.fromtimestamp(time.time(), UTC))
+    return answer
+
+
+async def test_each_renewed_token_is_used_from_then_on(
+    fake: FakeGateway, gateway: GrpcGateway, impatient: Timing
+) -> None:
+    fake.refreshed = [tokens(1, expires=True), tokens(2, expires=False)]
+    fake.failures["RefreshSandboxToken"] = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")]
+    await keep_renewing(gateway, expires_at=int(time.time()), timing=impatient)
+    await gateway.fetch_configuration()
+    assert [fake.authorization_of(name) for name in ("RefreshSandboxToken", "GetSandboxConfig")] == [
+        ["Bearer gateway-token-0", "Bearer gateway-token-0", "Bearer gateway-token-1"],
+        ["Bearer gateway-token-2"],
+    ]
+
+
+async def test_a_gateway_without_renewal_is_asked_once(
+    fake: FakeGateway, gateway: GrpcGateway, impatient: Timing
+) -> None:
+    await keep_renewing(gateway, expires_at=int(time.time()), timing=impatient)
+    assert len(fake.of("RefreshSandboxToken")) == 1
+
+
+async def test_a_token_that_never_expires_is_left_alone(
+    fake: FakeGateway, gateway: GrpcGateway, impatient: Timing
+) -> None:
+    await keep_renewing(gateway, expires_at=0, timing=impatient)
+    assert not fake.of("RefreshSandboxToken")
