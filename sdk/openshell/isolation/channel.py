@@ -19,7 +19,7 @@ import grpc.aio
 from openshell.isolation.endpoints import TcpTransport, Transport, TransportTls, UnixTransport, check_socket_address
 from openshell.isolation.errors import DescriptorError, DocumentError, TransportLostError
 from openshell.isolation.grpc_options import client_options
-from openshell.isolation.relay import RelaySide
+from openshell.isolation.relay import Relay, RelaySide
 from openshell.isolation.tls import ALPN, client_context
 
 HANDSHAKE_SECONDS = 5.0
@@ -37,13 +37,11 @@ class PhysicalChannel:
         grpc: the channel to make stubs from.
     """
 
-    def __init__(
-        self, *, generation: int, sides: tuple[RelaySide, RelaySide], local: socket.socket, channel: grpc.aio.Channel
-    ) -> None:
+    def __init__(self, *, generation: int, relay: Relay, local: socket.socket, channel: grpc.aio.Channel) -> None:
         self.generation = generation
-        self.closed = asyncio.Event()
+        self.closed = relay.closed
         self.grpc = channel
-        self._sides = sides
+        self._relay = relay
         self._local = local
 
     @classmethod
@@ -59,29 +57,23 @@ class PhysicalChannel:
             TransportLostError: nothing answers, or the handshake failed or took longer than 5 s.
             DescriptorError: the trust anchor or the transport cannot be used.
         """
-        lost = asyncio.Event()
-        outer = RelaySide(lost.set)
-        inner = RelaySide(lost.set)
-        await _connect_tls(outer, transport, tls)
+        relay = Relay()
+        await _connect_tls(relay.outer, transport, tls)
         local = _reserve_local()
         channel = grpc.aio.insecure_channel(f"unix-abstract:{local.getsockname()[1:].decode()}", client_options())
+        physical = cls(generation=generation, relay=relay, local=local, channel=channel)
         try:
-            await _take_one_connection(inner, local, channel)
+            await _take_one_connection(relay.inner, local, channel)
         except BaseException:
-            outer.abort()
-            await channel.close()
-            local.close()
+            await physical.close()
             raise
-        RelaySide.join(outer, inner)
-        physical = cls(generation=generation, sides=(outer, inner), local=local, channel=channel)
-        physical.closed = lost
+        relay.join()
         return physical
 
     async def close(self) -> None:
         """Cut the physical connection and release everything; idempotent."""
-        for side in self._sides:
-            side.abort()
-        await self.closed.wait()
+        self._relay.abort()
+        await self._relay.released.wait()
         await self.grpc.close()
         # Last, so that nobody else can listen under the name while the channel still knows it.
         self._local.close()

@@ -4,31 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TypeVar
 
-from openshell.isolation.documents import RuntimeDescriptor
+from openshell.isolation.boundary_connection import BoundaryConnection, BoundaryTarget
+from openshell.isolation.documents import BUILT_IN_BACKEND, RuntimeDescriptor
+from openshell.isolation.envelope import RequestEnvelope
+from openshell.isolation.errors import DescriptorError, TerminatedError, TransportLostError, UnavailableError
 from openshell.isolation.operations import (
     AgentSpec,
+    Attach,
+    Attached,
+    BoundaryTerminated,
+    Confirm,
     Confirmation,
+    Confirmed,
+    DiscoverPolicy,
+    Exited,
     ExitStatus,
     ImagePolicy,
     Policy,
+    ProbeProviderFiles,
+    ProviderEnvironmentUpdated,
+    ProviderFilesSupported,
+    Request,
+    Result,
     SessionSnapshot,
     Signal,
+    Signaled,
+    SignalProcess,
+    StartAgent,
     Started,
+    Terminate,
+    TerminateBoundary,
+    Terminated,
+    UpdateProviderEnvironment,
+    Wait,
 )
+
+REQUEST_SECONDS = 30.0
+ATTACH_SECONDS = 300.0
+
+_R = TypeVar("_R", bound=Result)
 
 
 class BackendClient:
     """A negotiated, opened boundary.
 
     Every method raises a ``BackendError``: the boundary's own error frame, or ``TransportLostError`` when the physical
-    connection failed. Cancelling a method cancels its stream.
-
-    Attributes:
-        connection_lost: set when the physical connection is gone.
+    connection failed. Cancelling a method cancels its stream. Attach and Confirm keep their envelopes, so that a
+    recovery can send them again under the same ids on another connection (isolation contract 3.7).
     """
 
-    connection_lost: asyncio.Event
+    def __init__(self, target: BoundaryTarget, connection: BoundaryConnection, supervisor_instance_id: str) -> None:
+        self._target = target
+        self._connection = connection
+        self._instance_id = supervisor_instance_id
+        self._attach: RequestEnvelope | None = None
+        self._confirm: RequestEnvelope | None = None
 
     @classmethod
     async def connect(
@@ -38,7 +70,7 @@ class BackendClient:
         *,
         sandbox_token: str,
         supervisor_instance_id: str,
-        backend_name: str = "openshell-sandbox",
+        backend_name: str = BUILT_IN_BACKEND,
         implementation_version: str = "0",
     ) -> BackendClient:
         """Connect, negotiate and open the boundary.
@@ -54,17 +86,48 @@ class BackendClient:
         Raises:
             TransportLostError: nothing answers or TLS failed.
             NegotiationError: version or capabilities do not fit.
-            DeniedError: the boundary is another than the descriptor says, or the token was refused.
+            DescriptorError: the boundary is another than the descriptor says.
+            TokenError: the boundary refuses the token.
         """
-        raise NotImplementedError
+        target = BoundaryTarget(
+            descriptor=descriptor,
+            descriptor_json=descriptor_json,
+            backend_name=backend_name,
+            implementation_version=implementation_version,
+        )
+        connection = await BoundaryConnection.open(target, sandbox_token=sandbox_token, generation=1)
+        return cls(target, connection, supervisor_instance_id)
+
+    @property
+    def connection_lost(self) -> asyncio.Event:
+        """Set when the physical connection is gone."""
+        return self._connection.closed
+
+    @property
+    def backend_version(self) -> str:
+        """The backend's implementation name and version, as it stated them; diagnostic only."""
+        return self._connection.peer_version
 
     async def discover_policy(self) -> ImagePolicy:
         """Ask for the image's policy (limit 5 min)."""
-        raise NotImplementedError
+        return await self._ask(DiscoverPolicy(), ImagePolicy, ATTACH_SECONDS)
 
     async def attach(self, policy: Policy) -> SessionSnapshot:
-        """Attach with the descriptor's resource claims (limit 5 min). An error with ``is_refusal`` is a refusal."""
-        raise NotImplementedError
+        """Attach with the descriptor's resource claims (limit 5 min).
+
+        Raises:
+            BackendError: one whose ``is_refusal`` is true is a refusal of the configuration.
+        """
+        request = Attach(
+            supervisor_instance_id=self._instance_id,
+            policy=policy,
+            resource_claims=self._target.descriptor.resource_claims,
+        )
+        self._attach = RequestEnvelope.of(request)
+        attached = await self._send(self._attach, Attached, ATTACH_SECONDS)
+        if attached.snapshot.generation != self._target.descriptor.generation:
+            raise DescriptorError("the boundary attached another generation")
+        return attached.snapshot
 
     async def confirm(self) -> Confirmation:
         """Confirm, and check the evidence against the descriptor.
@@ -72,7 +135,27 @@ class BackendClient:
         Raises:
             ConfirmError: the evidence is missing something or is about another boundary.
         """
-        raise NotImplementedError
+        self._confirm = self._confirm or RequestEnvelope.of(Confirm())
+        confirmed = await self._send(self._confirm, Confirmed, REQUEST_SECONDS)
+        descriptor = self._target.descriptor
+        confirmed.confirmation.require(
+            generation=descriptor.generation,
+            session_id=descriptor.session_id,
+            identity=descriptor.workload_identity,
+            outer_fence=descriptor.outer_fence,
+            resource_claims=descriptor.resource_claims,
+        )
+        return confirmed.confirmation
+
+    async def supports_provider_files(self) -> bool:
+        """Whether the boundary can deliver provider files."""
+        try:
+            await self._ask(ProbeProviderFiles(), ProviderFilesSupported)
+        except TransportLostError:
+            raise
+        except UnavailableError:
+            return False
+        return True
 
     async def start_agent(
         self,
@@ -85,25 +168,63 @@ class BackendClient:
         provider_env: Mapping[str, str] | None = None,
         provider_files: Mapping[str, bytes] | None = None,
     ) -> Started:
-        """Start the main process."""
-        raise NotImplementedError
+        """Start the main process; the only call that makes untrusted code run."""
+        request = StartAgent(
+            sandbox_id=self._target.descriptor.boundary_id,
+            spec=spec,
+            policy=policy,
+            ca_cert=ca_cert,
+            ca_bundle=ca_bundle,
+            provider_env_revision=provider_env_revision,
+            provider_env=provider_env or {},
+            provider_files=provider_files or {},
+        )
+        return await self._ask(request, Started)
+
+    async def update_provider_environment(
+        self,
+        *,
+        generation: int,
+        revision: int,
+        provider_env: Mapping[str, str],
+        provider_files: Mapping[str, bytes] | None = None,
+    ) -> ProviderEnvironmentUpdated:
+        """Replace the environment that later processes get."""
+        request = UpdateProviderEnvironment(
+            generation=generation, revision=revision, provider_env=provider_env, provider_files=provider_files or {}
+        )
+        return await self._ask(request, ProviderEnvironmentUpdated)
 
     async def wait(self, process_id: str) -> ExitStatus:
         """Wait for a process to end; no time limit."""
-        raise NotImplementedError
+        return (await self._ask(Wait(process_id=process_id), Exited, None)).status
 
     async def signal(self, process_id: str, signal: Signal) -> None:
         """Signal the main process."""
-        raise NotImplementedError
+        await self._ask(SignalProcess(process_id=process_id, signal=signal), Signaled)
 
     async def terminate(self, process_id: str) -> None:
         """End the main process."""
-        raise NotImplementedError
+        await self._ask(Terminate(process_id=process_id), Terminated)
 
     async def terminate_boundary(self) -> None:
         """End the boundary; succeeds also when it has already ended."""
-        raise NotImplementedError
+        try:
+            await self._ask(TerminateBoundary(), BoundaryTerminated)
+        except TerminatedError:
+            return
 
     async def close(self) -> None:
         """Cut the connection; the boundary then freezes a running workload. Idempotent."""
-        raise NotImplementedError
+        await self._connection.close()
+
+    async def _ask(self, request: Request, expected: type[_R], timeout_seconds: float | None = REQUEST_SECONDS) -> _R:
+        return await self._send(RequestEnvelope.of(request), expected, timeout_seconds)
+
+    async def _send(self, envelope: RequestEnvelope, expected: type[_R], timeout_seconds: float | None) -> _R:
+        # Captured before the attempt: a late failure of this connection says nothing of a newer one.
+        connection = self._connection
+        result = await connection.exchange(envelope, timeout_seconds=timeout_seconds)
+        if not isinstance(result, expected):
+            raise DescriptorError(f"the boundary answered {envelope.request['operation']} with {result.TAG[1]}")
+        return result

@@ -11,45 +11,105 @@ DRAIN_SECONDS = 2.0
 """How long one side may take to deliver what is left once the other side is gone."""
 
 
-class RelaySide(asyncio.Protocol):
-    """One side of a relay: what arrives here is written to the other side.
+class Relay:
+    """An outer and an inner transport, one connection to whoever looks at it.
 
-    Reading starts when both sides are joined. When a side ends, the other one delivers what it still holds, for at most
-    two seconds, and ends too. Nothing outlives the two transports.
+    Give :attr:`outer` and :attr:`inner` to the loop as protocols, then :meth:`join` them. When one ends, the other
+    delivers what it still holds, for at most two seconds, and ends too. Nothing outlives the two transports.
 
-    Args:
-        on_lost: called once, when this side's transport is gone and before its socket is closed.
+    Attributes:
+        closed: set when the first of the two is gone: the connection is over.
+        released: set when both are gone and nothing is held any more.
     """
 
-    def __init__(self, on_lost: Callable[[], None]) -> None:
-        self._on_lost = on_lost
+    def __init__(
+        self, *, on_closed: Callable[[], None] | None = None, on_released: Callable[[], None] | None = None
+    ) -> None:
+        """Prepare a relay.
+
+        Args:
+            on_closed: called once with ``closed``, before the socket of the ended side is closed.
+            on_released: called with ``released``.
+        """
+        self.closed = asyncio.Event()
+        self.released = asyncio.Event()
+        self.outer = RelaySide(self)
+        self.inner = RelaySide(self)
+        self._on_closed = on_closed
+        self._on_released = on_released
+        self._open = 0
+
+    def join(self) -> None:
+        """Let bytes flow between the two connected sides."""
+        self.outer.meet(self.inner)
+        self.inner.meet(self.outer)
+        if self.closed.is_set():
+            # A side that ended while it was alone could not tell the other one.
+            self.finish()
+        else:
+            self.outer.resume_reading()
+            self.inner.resume_reading()
+
+    def finish(self) -> None:
+        """End both sides after what they hold is delivered, or after two seconds; idempotent."""
+        self.outer.finish()
+        self.inner.finish()
+
+    def abort(self) -> None:
+        """End both sides at once, dropping what they hold; idempotent."""
+        self.outer.abort()
+        self.inner.abort()
+
+    def opened(self) -> None:
+        """A side is connected; called by the sides."""
+        self._open += 1
+        self.released.clear()
+
+    def lost(self) -> None:
+        """A side is gone; called by the sides."""
+        self._open -= 1
+        if not self.closed.is_set():
+            self.closed.set()
+            if self._on_closed is not None:
+                self._on_closed()
+        if self._open == 0:
+            self.released.set()
+            if self._on_released is not None:
+                self._on_released()
+
+
+class RelaySide(asyncio.Protocol):
+    """One side of a relay: what arrives here is written to the other side. Reading starts when both are joined."""
+
+    def __init__(self, relay: Relay) -> None:
+        self._relay = relay
         self._transport: asyncio.Transport | None = None
         self._other: RelaySide | None = None
-        self._write: Callable[[bytes], None] | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
-        self._lost = False
 
-    @staticmethod
-    def join(one: RelaySide, two: RelaySide) -> None:
-        """Let bytes flow between two connected sides."""
-        one._meet(two)
-        two._meet(one)
-        for side in (one, two):
-            if side._transport is not None and not side._lost:
-                side._transport.resume_reading()
-        # A side that ended while it was alone could not tell the other one.
-        if one._lost or two._lost:
-            one.finish()
-            two.finish()
-
-    def _meet(self, other: RelaySide) -> None:
+    def meet(self, other: RelaySide) -> None:
+        """Write to the other side from here on."""
         self._other = other
-        self._write = None if other._transport is None else other._transport.write
 
-    @property
-    def transport(self) -> asyncio.Transport | None:
-        """The transport, once connected."""
-        return self._transport
+    def part(self) -> None:
+        """The other side is gone: deliver what is left and end."""
+        self._other = None
+        self.finish()
+
+    def write(self, data: bytes) -> None:
+        """Send bytes to this side's peer."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        """Take no more bytes from this side's peer."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Take bytes from this side's peer again."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def abort(self) -> None:
         """End this side at once, dropping what it holds."""
@@ -58,10 +118,8 @@ class RelaySide(asyncio.Protocol):
 
     def finish(self) -> None:
         """End this side after what it holds is delivered, or after two seconds."""
-        if self._transport is None or self._lost:
-            return
-        self._transport.close()
-        if self._drain_timer is None:
+        if self._transport is not None and self._drain_timer is None:
+            self._transport.close()
             self._drain_timer = asyncio.get_running_loop().call_later(DRAIN_SECONDS, self.abort)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -71,36 +129,33 @@ class RelaySide(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         transport.pause_reading()
+        self._relay.opened()
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes on."""
-        if self._write is not None:
-            self._write(data)
+        if self._other is not None:
+            self._other.write(data)
 
     def eof_received(self) -> bool:
         """Neither TLS nor HTTP/2 lives on half a connection: let the transport close."""
         return False
 
     def pause_writing(self) -> None:
-        """The peer of this side reads too slowly: stop taking bytes from the other side."""
-        other = self._other
-        if other is not None and other._transport is not None and not other._transport.is_closing():
-            other._transport.pause_reading()
+        """This side's peer reads too slowly: take no more bytes from the other one."""
+        if self._other is not None:
+            self._other.pause_reading()
 
     def resume_writing(self) -> None:
-        """The peer caught up."""
-        other = self._other
-        if other is not None and other._transport is not None and not other._transport.is_closing():
-            other._transport.resume_reading()
+        """This side's peer caught up."""
+        if self._other is not None:
+            self._other.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the other side too, and report once."""
-        self._lost = True
+        """End the other side too."""
+        self._transport = None
         if self._drain_timer is not None:
             self._drain_timer.cancel()
-            self._drain_timer = None
-        other, self._other, self._write = self._other, None, None
-        if other is not None:
-            other._write = None
-            other.finish()
-        self._on_lost()
+        if self._other is not None:
+            self._other.part()
+        self._other = None
+        self._relay.lost()

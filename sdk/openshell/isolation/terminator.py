@@ -9,14 +9,14 @@ registered, and it is never used twice.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
-from openshell.isolation.relay import RelaySide
+from openshell.isolation.relay import Relay
 from openshell.isolation.tls import ALPN
 
 logger = logging.getLogger(__name__)
@@ -34,18 +34,23 @@ class PhysicalConnection:
 
     Attributes:
         id: unguessable name, unique for the life of the process.
-        closed: set when it is gone.
+        relay: the joined transports.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, on_closed: Callable[[PhysicalConnection], None], on_released: Callable[[PhysicalConnection], None]
+    ) -> None:
         self.id = f"openshell-{secrets.token_hex(16)}"
-        self.closed = asyncio.Event()
-        self._sides: list[RelaySide] = []
+        self.relay = Relay(on_closed=lambda: on_closed(self), on_released=lambda: on_released(self))
+
+    @property
+    def closed(self) -> asyncio.Event:
+        """Set when the connection is gone."""
+        return self.relay.closed
 
     def close(self) -> None:
         """Cut the connection at once."""
-        for side in self._sides:
-            side.abort()
+        self.relay.abort()
 
 
 class TlsTerminator:
@@ -64,6 +69,7 @@ class TlsTerminator:
         self._inner_name = inner_name
         self._on_closed = on_closed
         self._connections: dict[str, PhysicalConnection] = {}
+        self._unreleased: set[PhysicalConnection] = set()
         self._handshakes: set[asyncio.Task[None]] = set()
         self._accepting: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
@@ -85,8 +91,14 @@ class TlsTerminator:
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener), name="tls-terminator-accept")
 
-    async def close(self) -> None:
-        """Stop accepting, cut every connection, and wait until all is released; idempotent."""
+    def close_connection(self, connection_id: str) -> None:
+        """Cut one connection by its id, if it still lives."""
+        connection = self._connections.get(connection_id)
+        if connection is not None:
+            connection.close()
+
+    async def stop_accepting(self) -> None:
+        """Take no more connections; those that are there stay. Idempotent."""
         tasks = [*self._handshakes, *([self._accepting] if self._accepting else [])]
         for task in tasks:
             task.cancel()
@@ -95,11 +107,15 @@ class TlsTerminator:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        remaining = self.connections
+
+    async def close(self) -> None:
+        """Stop accepting, let each connection deliver what it holds for at most two seconds, then end it; idempotent."""
+        await self.stop_accepting()
+        remaining = tuple(self._unreleased)
         for connection in remaining:
-            connection.close()
+            connection.relay.finish()
         for connection in remaining:
-            await connection.closed.wait()
+            await connection.relay.released.wait()
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -111,57 +127,53 @@ class TlsTerminator:
                 logger.warning("accepting a control connection failed: %s", error)
                 await asyncio.sleep(_OUT_OF_DESCRIPTORS_SECONDS)
                 continue
-            live = len(self._connections) + len(self._handshakes)
+            live = len(self._unreleased) + len(self._handshakes)
             if len(self._handshakes) >= MAX_PENDING_HANDSHAKES or live >= MAX_CONNECTIONS:
                 accepted.close()
                 continue
             task = asyncio.create_task(self._establish(accepted), name="tls-terminator-handshake")
             self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            task.add_done_callback(partial(self._handshake_ended, accepted))
+
+    def _handshake_ended(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
+        self._handshakes.discard(task)
+        if task.cancelled():
+            accepted.close()
+        elif (error := task.exception()) is not None:
+            logger.error("a control connection could not be established", exc_info=error)
 
     async def _establish(self, accepted: socket.socket) -> None:
         loop = asyncio.get_running_loop()
-        connection = PhysicalConnection()
-
-        def lost() -> None:
-            self._forget(connection)
-
-        outer = RelaySide(lost)
+        connection = PhysicalConnection(self._forget, self._unreleased.discard)
         try:
+            # The loop closes the socket when the handshake fails.
             transport, _ = await loop.connect_accepted_socket(
-                lambda: outer,
+                lambda: connection.relay.outer,
                 accepted,
                 ssl=self._context,
                 ssl_handshake_timeout=HANDSHAKE_SECONDS,
                 ssl_shutdown_timeout=1.0,
             )
-        except (OSError, EOFError) as error:
-            accepted.close()
+        except OSError as error:
             logger.debug("a control connection failed its handshake: %s", type(error).__name__)
             return
-        except BaseException:
-            accepted.close()
-            raise
         tls = transport.get_extra_info("ssl_object")
         if tls is None or tls.selected_alpn_protocol() != ALPN:
             transport.abort()
             return
-        inner = RelaySide(lost)
         # Before the name is in use: whoever sees it must find it registered.
         self._connections[connection.id] = connection
-        connection._sides = [outer, inner]  # noqa: SLF001 - filled by its only maker
+        self._unreleased.add(connection)
         try:
-            await loop.create_unix_connection(lambda: inner, sock=self._connect_inner(connection))
-        except OSError as error:
+            await loop.create_unix_connection(lambda: connection.relay.inner, sock=self._connect_inner(connection))
+        except BaseException as error:
+            connection.close()
+            self._forget(connection)
+            if not isinstance(error, OSError):
+                raise
             logger.warning("the local gRPC server does not take a connection: %s", error)
-            connection.close()
-            self._forget(connection)
             return
-        except BaseException:
-            connection.close()
-            self._forget(connection)
-            raise
-        RelaySide.join(outer, inner)
+        connection.relay.join()
 
     def _connect_inner(self, connection: PhysicalConnection) -> socket.socket:
         inner = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -177,6 +189,4 @@ class TlsTerminator:
 
     def _forget(self, connection: PhysicalConnection) -> None:
         if self._connections.pop(connection.id, None) is not None:
-            with contextlib.suppress(Exception):
-                self._on_closed(connection)
-        connection.closed.set()
+            self._on_closed(connection)

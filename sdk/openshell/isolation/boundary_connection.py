@@ -1,0 +1,225 @@
+"""One opened connection to a boundary: negotiated, bound, and good for any number of exchanges."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+
+from openshell.isolation.channel import PhysicalChannel
+from openshell.isolation.documents import RuntimeDescriptor
+from openshell.isolation.envelope import RequestEnvelope, ResponseEnvelope
+from openshell.isolation.errors import (
+    BackendError,
+    DescriptorError,
+    DocumentError,
+    FramingError,
+    IsolationError,
+    NegotiationError,
+    ProcessError,
+    TokenError,
+    TransportLostError,
+    UnavailableError,
+)
+from openshell.isolation.framing import FrameBuffer, chunks, encode_control
+from openshell.isolation.negotiation import negotiate, our_metadata
+from openshell.isolation.operations import ErrorResult, Result
+from openshell.wire.isolation.backend.v1 import isolation_backend_pb2 as control_pb2
+from openshell.wire.isolation.backend.v1 import isolation_backend_pb2_grpc as control_grpc
+from openshell.wire.sandbox.protocol.v1 import sandbox_protocol_pb2 as stream_pb2
+from openshell.wire.sandbox.protocol.v1 import sandbox_protocol_pb2_grpc as stream_grpc
+
+CONTROL_RPC_SECONDS = 30.0
+
+Chunk = stream_pb2.DelegatedBoundaryChunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryTarget:
+    """Which boundary is meant; the same for every connection to it.
+
+    Attributes:
+        descriptor: the parsed runtime descriptor.
+        descriptor_json: its bytes as the driver wrote them, forwarded unchanged.
+        backend_name: the admitted backend.
+        implementation_version: our diagnostic version.
+    """
+
+    descriptor: RuntimeDescriptor
+    descriptor_json: bytes = field(repr=False)
+    backend_name: str
+    implementation_version: str
+
+
+class BoundaryConnection:
+    """A physical connection on which the boundary was opened.
+
+    Attributes:
+        closed: set when the physical connection is gone.
+        generation: number of this connection among its client's.
+        peer_version: the backend's implementation name and version, diagnostic only.
+    """
+
+    def __init__(self, channel: PhysicalChannel, *, sandbox_token: str) -> None:
+        self.closed: asyncio.Event = channel.closed
+        self.generation = channel.generation
+        self.peer_version = ""
+        self._channel = channel
+        self._metadata = (("authorization", f"Bearer {sandbox_token}"),)
+        self._control = control_grpc.IsolationBackendStub(channel.grpc)
+        self._streams = stream_grpc.DelegatedIsolationBoundaryStub(channel.grpc)
+        self._boundary_id = ""
+
+    @classmethod
+    async def open(cls, target: BoundaryTarget, *, sandbox_token: str, generation: int) -> BoundaryConnection:
+        """Connect, negotiate and open the boundary, in this order (isolation contract 3.1).
+
+        Raises:
+            TransportLostError: nothing answers, or TLS failed.
+            NegotiationError: version or capabilities do not fit.
+            DescriptorError: the boundary is another than the descriptor says.
+            TokenError: the boundary refuses the token.
+        """
+        descriptor = target.descriptor
+        channel = await PhysicalChannel.connect(descriptor.transport, descriptor.tls, generation=generation)
+        connection = cls(channel, sandbox_token=sandbox_token)
+        try:
+            await connection._negotiate(target)
+            await connection._open_boundary(target)
+        except BaseException:
+            await channel.close()
+            raise
+        return connection
+
+    async def exchange(self, envelope: RequestEnvelope, *, timeout_seconds: float | None) -> Result:
+        """Send one request and read its result.
+
+        Args:
+            envelope: the request.
+            timeout_seconds: limit, none for no limit.
+
+        Raises:
+            TransportLostError: the connection failed, or no answer came in time; nothing is known of the request.
+            BackendError: the boundary's error frame.
+        """
+        if self.closed.is_set():
+            raise TransportLostError("the connection to the boundary is gone")
+        operation = str(envelope.request["operation"])
+        call = self._streams.Exchange(metadata=self._metadata, timeout=timeout_seconds)
+        try:
+            payload = await self._round_trip(call, envelope)
+            response = ResponseEnvelope.from_json(payload)
+        except grpc.aio.AioRpcError as error:
+            _raise_stream_error(error, operation)
+        except asyncio.CancelledError:
+            # grpcio reports a channel closed under a call as cancellation; only our own task's may leave as such.
+            task = asyncio.current_task()
+            if task is None or task.cancelling() or not self.closed.is_set():
+                raise
+            raise TransportLostError(f"{operation}: the connection was closed") from None
+        except (FramingError, DocumentError) as error:
+            raise DescriptorError(f"the boundary's answer to {operation} is malformed: {error.message}") from None
+        finally:
+            call.cancel()
+        if response.request_id != envelope.request_id:
+            raise DescriptorError(f"the boundary's answer to {operation} belongs to another request")
+        if isinstance(response.response, ErrorResult):
+            raise response.response.to_error()
+        return response.response
+
+    async def close(self) -> None:
+        """Cut the physical connection; idempotent."""
+        await self._channel.close()
+
+    async def _round_trip(self, call: grpc.aio.StreamStreamCall[Chunk, Chunk], envelope: RequestEnvelope) -> bytes:
+        try:
+            await call.write(Chunk(boundary_id=self._boundary_id))
+            for piece in chunks(encode_control(envelope.to_json())):
+                await call.write(Chunk(data=piece))
+        except asyncio.InvalidStateError:
+            # The call ended while we wrote; its status says why.
+            await _raise_status(call)
+        buffer = FrameBuffer()
+        async for chunk in _responses(call):
+            if chunk.WhichOneof("payload") != "data":
+                raise FramingError("responses hold data only")
+            buffer.feed(chunk.data)
+            payload = buffer.take_control()
+            if payload is not None:
+                return payload
+        return await _raise_status(call)
+
+    async def _negotiate(self, target: BoundaryTarget) -> None:
+        ours = our_metadata("openshell-supervisor", target.implementation_version)
+        request = control_pb2.GetIsolationCapabilitiesRequest(supervisor=ours)
+        try:
+            response = await self._control.GetCapabilities(request, timeout=CONTROL_RPC_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                raise NegotiationError(error.details() or "the boundary refuses this supervisor's version") from None
+            raise _control_error(error, "negotiation") from None
+        theirs = response.backend if response.HasField("backend") else None
+        negotiate(ours, theirs, peer="backend")
+        self.peer_version = f"{response.backend.implementation_name} {response.backend.implementation_version}"
+
+    async def _open_boundary(self, target: BoundaryTarget) -> None:
+        descriptor = target.descriptor
+        request = control_pb2.OpenBoundaryRequest(
+            sandbox_id=descriptor.boundary_id,
+            session_id=descriptor.session_id,
+            generation_id=descriptor.generation,
+            backend_name=target.backend_name,
+            driver_descriptor=target.descriptor_json,
+        )
+        try:
+            response = await self._control.OpenBoundary(request, metadata=self._metadata, timeout=CONTROL_RPC_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            raise _control_error(error, "OpenBoundary") from None
+        if not response.boundary_id:
+            raise DescriptorError("the boundary opened without an id")
+        self._boundary_id = response.boundary_id
+
+
+async def _responses(call: grpc.aio.StreamStreamCall[Chunk, Chunk]) -> AsyncIterator[Chunk]:
+    async for chunk in call:
+        yield chunk
+
+
+async def _raise_status(call: grpc.aio.StreamStreamCall[Chunk, Chunk]) -> NoReturn:
+    code = await call.code()
+    if code is grpc.StatusCode.OK:
+        raise FramingError("the stream ended before its answer was complete")
+    raise grpc.aio.AioRpcError(
+        code, await call.initial_metadata(), await call.trailing_metadata(), details=await call.details()
+    )
+
+
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+def _control_error(error: grpc.aio.AioRpcError, step: str) -> IsolationError:
+    code, words = error.code(), error.details() or "no detail given"
+    if code in _LOST:
+        return TransportLostError(f"{step}: {words}")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return TokenError(words)
+    # Never a Denied: that would read as a refusal of the sandbox's configuration.
+    return DescriptorError(f"{step} refused ({code.name}): {words}")
+
+
+def _raise_stream_error(error: grpc.aio.AioRpcError, operation: str) -> NoReturn:
+    code, words = error.code(), error.details() or "no detail given"
+    mapped: BackendError
+    if code in _LOST:
+        mapped = TransportLostError(f"{operation}: {words}")
+    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        mapped = UnavailableError(f"{operation}: {words}")
+    elif code is grpc.StatusCode.INTERNAL:
+        mapped = ProcessError(f"{operation}: {words}")
+    else:
+        mapped = DescriptorError(f"{operation} refused ({code.name}): {words}")
+    raise mapped from None
