@@ -141,9 +141,9 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("command", choices=list(COMMANDS), metavar="command")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="see ./dev <command> --help")
-    options = parser.parse_args(arguments)
-    interruption.install()
     try:
+        interruption.install()
+        options = parser.parse_args(arguments)
         return COMMANDS[options.command](options.arguments)
     except DevError as error:
         say(str(error))

@@ -21,6 +21,12 @@ def _raise(number: int, _frame: FrameType | None) -> None:
 
 
 def install() -> None:
-    """Turn the ending signals into :class:`Interrupted`."""
+    """Turn the ending signals into :class:`Interrupted`, those held back until now included."""
     for number in ENDING_SIGNALS:
         signal.signal(number, _raise)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
+
+
+def hold_back() -> None:
+    """Keep the ending signals pending, also through an exec, until :func:`install` is called."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
