@@ -132,14 +132,19 @@ class DriverWatch(_Seen[pb.WatchSandboxesEvent]):
     def _end(self) -> None:
         self._call.cancel()
 
-    def wait_verdict(self, sandbox_id: str) -> int:
-        """Wait for the event that carries the verdict on a sandbox's supervisor."""
-        return self.wait(
-            lambda event: (
-                event.platform_event.sandbox_id == sandbox_id
-                and event.platform_event.event.metadata.get("openshell.verdict.component") == "supervisor"
-            )
-        )
+    def wait_killed(self, sandbox_id: str) -> int:
+        """Wait for the event that carries the verdict on a sandbox's supervisor, which must be that of a SIGKILL."""
+
+        def wanted(event: pb.WatchSandboxesEvent) -> bool:
+            told = event.platform_event
+            metadata = told.event.metadata
+            if told.sandbox_id != sandbox_id or metadata.get("openshell.verdict.component") != "supervisor":
+                return False
+            if metadata.get("openshell.verdict.signal") != "SIGKILL":
+                raise RuntimeError(f"the driver's verdict on a killed supervisor is wrong: {dict(metadata)}")
+            return True
+
+        return self.wait(wanted)
 
     def wait_deleted(self, sandbox_id: str) -> int:
         """Wait for the end of a sandbox."""

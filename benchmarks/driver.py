@@ -118,7 +118,7 @@ def lose_supervisor(bench: Bench) -> tuple[float, float]:
         began = time.monotonic_ns()
         kill()
         died = bench.events.wait_action("die", supervisor)
-        told = bench.watch.wait_verdict(sandbox_id)
+        told = bench.watch.wait_killed(sandbox_id)
     finally:
         bench.client.sandboxes.delete(name)
         with contextlib.suppress(TimeoutError):
