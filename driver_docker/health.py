@@ -17,17 +17,21 @@ if TYPE_CHECKING:
     from driver_docker.engine import Engine
     from driver_docker.sandboxes import Sandbox
 
-_FIRST_PAUSES_SECONDS: Final = (0.1, 0.15, 0.2)
-_PAUSE_SECONDS: Final = 0.25
+_FIRST_PAUSE_SECONDS: Final = 0.25
+_PAUSE_SECONDS: Final = 0.15
 _SLOW_PAUSE_SECONDS: Final = 1.0
-_QUICK_PROBES: Final = 120
+_QUICK_PROBES: Final = 60
 _PROBE_TIMEOUT_SECONDS: Final = 10.0
 
 
 def pause_before(probe: int) -> float:
-    """Seconds to wait before a probe: short at first, a second once it has taken half a minute."""
-    if probe < len(_FIRST_PAUSES_SECONDS):
-        return _FIRST_PAUSES_SECONDS[probe]
+    """Seconds to wait before a probe.
+
+    A supervisor needs a moment to come up; then a probe, which itself takes a tenth of a second, is worth its while
+    several times a second; one that is not ready after that is asked once a second.
+    """
+    if probe == 0:
+        return _FIRST_PAUSE_SECONDS
     return _PAUSE_SECONDS if probe < _QUICK_PROBES else _SLOW_PAUSE_SECONDS
 
 

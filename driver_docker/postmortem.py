@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from openshell.verdicts import Verdict
 
 
+_KILL_SIGNALS = frozenset({"9", "KILL", "SIGKILL"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """A judged end."""
@@ -58,7 +61,7 @@ async def examine(
     verdict = judge(
         ExitEvidence(
             component=component,
-            ready_before=record.was_ready,
+            ready_before=record.was_ready or _killed_from_outside(sandbox, container),
             facts=facts,
             absent=absent,
             engine_reachable=reachable,
@@ -71,6 +74,14 @@ async def examine(
         )
     )
     return Exit(verdict=verdict, facts=facts, tail=read.text, has_words=read.last_words is not None)
+
+
+def _killed_from_outside(sandbox: Sandbox, container: str) -> bool:
+    """Whether somebody else's KILL ended it: an end that says nothing against the start, however early it came."""
+    return container not in sandbox.intentional and any(
+        event.action == "kill" and event.attributes.get("signal") in _KILL_SIGNALS
+        for event in sandbox.events.get(container, ())
+    )
 
 
 async def _inspect(services: Services, container: str) -> tuple[ContainerFacts | None, bool, bool]:
