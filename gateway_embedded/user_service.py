@@ -17,9 +17,10 @@ from gateway_embedded.errors import (
 from gateway_embedded.events import Change, StreamItem
 from gateway_embedded.lifecycle import SandboxLifecycle
 from gateway_embedded.replays import REPLAYED_METADATA, ReplayGuard
+from gateway_embedded.requests import Page
 from gateway_embedded.sandboxes import Phase, PlatformEvent, SandboxRecord
 from gateway_embedded.states import SandboxStates
-from gateway_embedded.store import position
+from gateway_embedded.store import SandboxStore, position
 from gateway_embedded.version import gateway_version
 from openshell.schema import CONTRACT_VERSION
 from openshell.wire.v1 import openshell_pb2
@@ -106,20 +107,9 @@ class UserService:
 
     async def list_sandboxes(self, request: openshell_pb2.ListSandboxesRequest, _call: Call) -> Message:
         """A page of sandboxes, oldest first."""
-        page = requests.page_of(request)
-        found: list[SandboxRecord] = []
-        after = page.after
-        while len(found) <= page.size:
-            batch = await self._states.store.page(workspace=page.workspace, after=after, limit=page.size + 1)
-            found += [record for record in batch if page.matches(record.labels)]
-            if len(batch) <= page.size:
-                break
-            after = position(batch[-1])
-        more = len(found) > page.size
-        found = found[: page.size]
+        page, token = await read_page(self._states.store, requests.page_of(request))
         return openshell_pb2.ListSandboxesResponse(
-            sandboxes=[encoding.to_sandbox(record) for record in found],
-            next_page_token=page.token(position(found[-1])) if more else "",
+            sandboxes=[encoding.to_sandbox(record) for record in page], next_page_token=token
         )
 
     async def delete_sandbox(self, request: openshell_pb2.DeleteSandboxRequest, call: Call) -> Message:
@@ -215,6 +205,21 @@ class UserService:
         if isinstance(item.content, SandboxRecord):
             return _sandbox_event(item.content, cursor)
         raise AssertionError(f"no stream event for {item.content}")
+
+
+async def read_page(store: SandboxStore, page: Page) -> tuple[list[SandboxRecord], str]:
+    """The records of a page and the token of the next one, empty when there is none."""
+    found: list[SandboxRecord] = []
+    after = page.after
+    while len(found) <= page.size:
+        batch = await store.page(workspace=page.workspace, after=after, limit=page.size + 1)
+        found += [record for record in batch if page.matches(record.labels)]
+        if len(batch) <= page.size:
+            break
+        after = position(batch[-1])
+    more = len(found) > page.size
+    found = found[: page.size]
+    return found, page.token(position(found[-1])) if more else ""
 
 
 def _response(record: SandboxRecord) -> openshell_pb2.SandboxResponse:
