@@ -126,7 +126,7 @@ def _play(console: Console, engine: docker.APIClient, root: Path, images: Mappin
 def _gateway_arguments(state: Path, socket: Path) -> list[str]:
     options = {
         "--listen": "127.0.0.1:0",
-        "--state-dir": str(state / "gateway"),
+        "--state-dir": str(state.parent / "gateway"),  # its own database and key stay its own
         "--name": "demo",
         "--compute-driver": "docker",
         "--compute-driver-socket": str(socket),
