@@ -9,13 +9,11 @@ import secrets
 import threading
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-
-from devtools.inventory import RUN_LABEL
+from scripted.ownership import OwnerLabel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 ENGINE_FIXTURES = {"docker_host", "docker_client", "workload_image", "runtime_image", "supervisor_image", "owner_label"}
-OWNER_LABEL = "openshell-docker.test/owner"
 THREAD_END_SECONDS = 5.0
 
 _engine_outcomes = pytest.StashKey[Counter[str]]()
@@ -127,27 +124,6 @@ def runtime_image(docker_host: str) -> str:
 def supervisor_image(docker_host: str) -> str:
     """Reference of the reference supervisor image, loaded in the engine."""
     return _image("supervisor")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnerLabel:
-    """A label that belongs to one test; put it on everything that the test makes on the engine."""
-
-    value: str
-    run: str
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """To be given at creation."""
-        return {OWNER_LABEL: self.value, RUN_LABEL: self.run}
-
-    @property
-    def filter(self) -> str:
-        """To be given to a list call as ``filters={"label": …}``."""
-        return f"{OWNER_LABEL}={self.value}"
-
-    def __str__(self) -> str:
-        return self.filter
 
 
 def _owned(client: APIClient, label: OwnerLabel) -> list[tuple[str, str]]:

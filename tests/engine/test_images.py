@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from docker import APIClient
+    from scripted.ownership import OwnerLabel
 
     from devtools.images import BuiltImage
     from devtools.images.layout import ImageRecipe
-    from tests.conftest import OwnerLabel
 
 PYTHON = "/.openshell/runtime/python/bin/python3"
 EVERYTHING = (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ def test_what_a_test_leaves_behind_fails_it(tmp_path: Path, leak: str) -> None:
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\nmarkers = engine: engine\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(CONFTEST.parent)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode == 0) == (kind is None), done.stdout
     assert kind is None or f"{kind} left behind" in done.stdout
