@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
+from devtools import kernel
 from devtools.console import say
 from devtools.errors import Interrupted, PreconditionError
 from devtools.interruption import ENDING_SIGNALS
@@ -38,13 +40,25 @@ def run_foreground(command: Sequence[str], environment: Mapping[str, str]) -> in
     watched = {*ENDING_SIGNALS, signal.SIGCHLD}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
-        pid = os.posix_spawn(path, list(command), dict(environment), setsigmask=previous)
-        code, interrupted_by = _await(pid, watched)
+        process = subprocess.Popen(
+            list(command),
+            executable=path,
+            env=dict(environment),
+            preexec_fn=lambda: _prepare_child(previous),  # noqa: PLW1509 - we have no other thread
+        )
+        code, interrupted_by = _await(process.pid, watched)
+        process.returncode = code
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
     if interrupted_by is not None:
         raise Interrupted(interrupted_by)
     return code
+
+
+def _prepare_child(mask: set[signal.Signals | int]) -> None:
+    """Between fork and exec: our mask of before, and a request to end where we are killed and cannot ask any more."""
+    kernel.end_with_parent(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _await(pid: int, watched: set[signal.Signals]) -> tuple[int, int | None]:

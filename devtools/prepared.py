@@ -71,6 +71,7 @@ def build_images() -> ImageSet:
     Raises:
         StepFailedError: An image cannot be built; the text says why.
     """
+    say("building the images, or finding them in the cache")
     try:
         with TerminalProgress(Console(stderr=True)) as progress:
             return _build_with_known_packages(progress)
@@ -100,9 +101,8 @@ def prepared_engine(*, is_shared: bool = False) -> Iterator[Prepared]:
         StepFailedError: An image cannot be built, loaded or untagged.
         EngineFailedError: The private engine did not start.
     """
-    say("building the images, or finding them in the cache")
-    images = build_images()
     with an_engine(cache_folder()) as engine:
+        images = build_images()
         client = docker.APIClient(base_url=engine.address, version="auto", timeout=_API_TIMEOUT_SECONDS)
         try:
             prepared = Prepared(engine=engine, images=images, run=secrets.token_hex(6))

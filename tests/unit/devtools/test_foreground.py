@@ -64,3 +64,13 @@ def test_our_own_signal_mask_is_as_before() -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     run_foreground([sys.executable, "-c", ""], os.environ)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+
+
+def test_the_command_is_asked_to_end_when_we_are_killed() -> None:
+    child = "import signal, sys; print('up', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", PARENT, child], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"up\n"
+        parent.kill()
+        # The end of the pipe means that the command, which holds its other end, is gone too.
+        assert parent.stdout.read() == b""
