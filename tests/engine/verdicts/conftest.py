@@ -214,7 +214,7 @@ def connect(
             try:
                 yield Sandboxes(gateway, docker_client, workload_image)
             finally:
-                        listed = await gateway.stub.ListSandboxes(pb.ListSandboxesRequest())
+                listed = await gateway.stub.ListSandboxes(pb.ListSandboxesRequest())
                 for each in listed.sandboxes:
                     await gateway.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=each.id))
 
