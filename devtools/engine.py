@@ -44,7 +44,7 @@ def an_engine(cache: Path) -> Iterator[Engine]:
     """
     found = find_engine(os.environ)
     for skipped in found.skipped:
-        if skipped.reason != NO_SOCKET or found.address is None:
+        if not found.exclusive and (skipped.reason != NO_SOCKET or found.address is None):
             say(f"no Docker Engine at {skipped}")
     if found.address is not None:
         say(f"using the Docker Engine at {found.address} ({found.origin})")

@@ -48,11 +48,11 @@ def ensure_dockerd(log: Path) -> None:
         StepFailedError: The installation failed.
     """
     if os.geteuid() != 0:
-        raise PreconditionError("starting a private one needs root.\n" + _ADVICE)
+        raise PreconditionError("no Docker Engine answers, and starting a private one needs root.\n" + _ADVICE)
     if has_dockerd():
         return
     if not debian.may_install():
-        raise PreconditionError("no Docker Engine is installed that could be started.\n" + _ADVICE)
+        raise PreconditionError("no Docker Engine answers, and none is installed that could be started.\n" + _ADVICE)
     debian.install([PACKAGE], purpose="no Docker Engine answers; its service is not started", log=log)
     debian.leave_disabled(_UNITS)
     if not has_dockerd():
