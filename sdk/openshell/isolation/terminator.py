@@ -109,7 +109,7 @@ class TlsTerminator:
             self._listener = None
 
     async def close(self) -> None:
-        """Stop accepting, let each connection deliver what it holds for at most two seconds, then end it; idempotent."""
+        """Stop accepting, let each connection deliver for at most two seconds, then end it; idempotent."""
         await self.stop_accepting()
         remaining = tuple(self._unreleased)
         for connection in remaining:

@@ -6,11 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-
-from openshell.isolation.server import BoundaryServer
-from openshell.isolation.tls import issue_session_tls, server_context
-from openshell.isolation.tokens import TokenProfile, TokenVerifier
-from tests.unit.isolation.toy_boundary import (
+from scripted.isolation_boundary import (
     GATEWAY,
     GENERATION,
     SANDBOX,
@@ -21,6 +17,10 @@ from tests.unit.isolation.toy_boundary import (
     make_bootstrap,
     make_descriptor,
 )
+
+from openshell.isolation.server import BoundaryServer
+from openshell.isolation.tls import issue_session_tls, server_context
+from openshell.isolation.tokens import TokenProfile, TokenVerifier
 
 
 @pytest.fixture
