@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from docker import APIClient
+    from scripted.ownership import OwnerLabel
 
     from openshell.isolation.operations import Started
-    from scripted.ownership import OwnerLabel
 
 RUNTIME_FOLDER = "/.openshell/runtime"
 CHANNEL = "/.openshell/channel"
