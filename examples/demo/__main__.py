@@ -50,12 +50,12 @@ def main(workload_image: str, runtime_image: str, supervisor_image: str, as_json
         root = Path(folder)
         for name in remove_earlier(engine, NAMESPACE):
             console.print(f"removed {name}, left by a killed run")
-        before = Inventory.take(engine)
-        state = root / "state"
-        state.mkdir()
+        inventory = Inventory(engine, NAMESPACE, root, root / "state")
+        inventory.state.mkdir()
+        inventory.begin()
         try:
             images = {"runtime": runtime_image, "supervisor": supervisor_image, "workload": workload_image}
-            outcomes = _play(console, engine, root, images)
+            outcomes = _play(console, inventory, images)
         except (OpenShellError, CommandError) as error:
             raise click.ClickException(str(error)) from error
         finally:
@@ -63,7 +63,7 @@ def main(workload_image: str, runtime_image: str, supervisor_image: str, as_json
                 keep_logs.mkdir(parents=True, exist_ok=True)
                 for log in root.glob("*.log"):
                     (keep_logs / log.name).write_bytes(log.read_bytes())
-        left = Inventory.take(engine).left_since(before, state)
+        left = inventory.left()
     _report_left(console, left)
     if as_json:
         print(json.dumps({"sandboxes": [_facts(one) for one in outcomes], "left_over": asdict(left)}))
@@ -71,8 +71,8 @@ def main(workload_image: str, runtime_image: str, supervisor_image: str, as_json
         sys.exit(1)
 
 
-def _play(console: Console, engine: docker.APIClient, root: Path, images: Mapping[str, str]) -> list[Outcome]:
-    state = root / "state"
+def _play(console: Console, inventory: Inventory, images: Mapping[str, str]) -> list[Outcome]:
+    root, state, engine = inventory.root, inventory.state, inventory.engine
     environment = {**os.environ, "XDG_CONFIG_HOME": str(root / "config"), "XDG_STATE_HOME": str(state)}
     environment.pop("OPENSHELL_GATEWAY", None)
     environment.pop("OPENSHELL_GATEWAY_ENDPOINT", None)
@@ -106,7 +106,7 @@ def _play(console: Console, engine: docker.APIClient, root: Path, images: Mappin
         openshell = str(Path(sys.executable).with_name("openshell"))
 
         console.print(f"[bold]2/5[/] launch sandbox [cyan]{LOST}[/] and kill its supervisor with SIGKILL, from outside")
-        with _progress(console, LOST) as show:
+        with _progress(console, inventory, LOST) as show:
             first = launch_and_kill(client, engine, name=LOST, image=images["workload"], show=show)
         console.print(f"    Ready after {first.created_to_ready_ms} ms")
         console.print(f"    the verdict came {first.exit_to_event_ms} ms after the exit")
@@ -114,7 +114,7 @@ def _play(console: Console, engine: docker.APIClient, root: Path, images: Mappin
 
         console.print(f"[bold]3/5[/] close the road to the gateway and launch sandbox [cyan]{CUT_OFF}[/]")
         road.close()
-        with _progress(console, CUT_OFF) as show:
+        with _progress(console, inventory, CUT_OFF) as show:
             second = launch_without_road(client, name=CUT_OFF, image=images["workload"], show=show)
         _show_get(console, openshell, CUT_OFF, environment)
 
@@ -153,11 +153,12 @@ def _delete_all(client: OpenShell) -> None:
 
 
 @contextlib.contextmanager
-def _progress(console: Console, name: str) -> Iterator[WatchShow]:
+def _progress(console: Console, inventory: Inventory, name: str) -> Iterator[WatchShow]:
     with console.status(f"{name}: asking the gateway") as status:
 
         def show(event: WatchEvent) -> None:
             if event.event is not None:
+                inventory.note_containers()
                 metadata = event.event.metadata
                 detail = metadata.get("openshell.progress.active_detail") or event.event.message
                 status.update(f"{name}: {event.event.reason} {detail}")

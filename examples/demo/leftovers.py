@@ -1,15 +1,21 @@
-"""What a run left on the machine: looked up from outside, never taken from the driver's word."""
+"""What a run left on the machine: looked up from outside, never taken from the driver's word.
+
+Other people's containers and processes may come and go meanwhile. Ours are known by the namespace label, or by a name
+of ours without any such label; processes by the run's own folder in their environment or by the container they ran in.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import docker
 
-_COMMANDS = ("openshell-sandbox", "openshell-supervisor", "openshell-gateway", "openshell-driver-docker")
+NAMESPACE_LABEL = "openshell.ai/sandbox-namespace"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,54 +34,68 @@ class LeftOver:
         return not any(asdict(self).values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Inventory:
-    """Everything on an engine and of our commands at one moment."""
+    """Everything of ours that a run made, and what was there before."""
 
-    containers: frozenset[str]
-    volumes: frozenset[str]
-    networks: frozenset[str]
-    processes: frozenset[str]
+    engine: docker.APIClient
+    namespace: str
+    root: Path
+    """Folder of this run: every process of the run has it in its environment."""
+    state: Path
+    """Where driver and commands keep what must outlive them."""
+    before: dict[str, frozenset[str]] = field(default_factory=dict)
+    container_ids: set[str] = field(default_factory=set)
 
-    @classmethod
-    def take(cls, engine: docker.APIClient) -> Inventory:
-        """Look at the engine and at the process table."""
-        return cls(
-            containers=frozenset(row["Names"][0].lstrip("/") for row in engine.containers(all=True)),
-            volumes=frozenset(row["Name"] for row in engine.volumes()["Volumes"] or ()),
-            networks=frozenset(row["Name"] for row in engine.networks()),
-            processes=frozenset(_our_processes()),
-        )
+    def begin(self) -> None:
+        """Remember what is here already."""
+        self.before = {kind: frozenset(names) for kind, names in self._here().items()}
 
-    def left_since(self, before: Inventory, state: Path) -> LeftOver:
-        """What is here now and was not before, and what still lies in the state folder."""
+    def note_containers(self) -> None:
+        """Remember the containers that run now, to look for their processes later."""
+        wanted = {"label": f"{NAMESPACE_LABEL}={self.namespace}"}
+        self.container_ids |= {row["Id"] for row in self.engine.containers(all=True, filters=wanted)}
+
+    def left(self) -> LeftOver:
+        """What is here now and was not before."""
+        found = {kind: sorted(set(names) - self.before.get(kind, frozenset())) for kind, names in self._here().items()}
         return LeftOver(
-            containers=sorted(self.containers - before.containers),
-            volumes=sorted(self.volumes - before.volumes),
-            networks=sorted(self.networks - before.networks),
-            state=sorted(str(path.relative_to(state)) for path in state.rglob("*")) if state.exists() else [],
-            processes=sorted(self.processes - before.processes),
+            containers=found["containers"],
+            volumes=found["volumes"],
+            networks=found["networks"],
+            state=sorted(str(path.relative_to(self.state)) for path in self.state.rglob("*")),
+            processes=sorted(self._processes()),
         )
 
+    def _here(self) -> dict[str, list[str]]:
+        containers = [(row["Names"][0].lstrip("/"), row["Labels"]) for row in self.engine.containers(all=True)]
+        volumes = [(row["Name"], row["Labels"]) for row in self.engine.volumes()["Volumes"] or ()]
+        networks = [(row["Name"], row["Labels"]) for row in self.engine.networks()]
+        kinds = {"containers": containers, "volumes": volumes, "networks": networks}
+        return {kind: [name for name, labels in rows if self._ours(name, labels)] for kind, rows in kinds.items()}
 
-def _our_processes() -> list[str]:
-    found: list[str] = []
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:
-            continue  # it ended while we looked
-        name = next((name for name in _COMMANDS for word in words if Path(word).name == name), None)
-        if name is not None:
-            found.append(f"{name} (pid {folder.name})")
-    return found
+    def _ours(self, name: str, labels: Mapping[str, str] | None) -> bool:
+        namespace = (labels or {}).get(NAMESPACE_LABEL)
+        return namespace == self.namespace or (namespace is None and name.startswith("openshell"))
+
+    def _processes(self) -> Iterator[str]:
+        marker = str(self.root).encode()
+        for folder in Path("/proc").iterdir():
+            if not folder.name.isdigit():
+                continue
+            try:
+                environment = (folder / "environ").read_bytes()
+                groups = (folder / "cgroup").read_text()
+                name = (folder / "comm").read_text().strip()
+            except OSError:
+                continue  # it ended while we looked, or is not ours to see
+            if marker in environment or any(one in groups for one in self.container_ids):
+                yield f"{name} (pid {folder.name})"
 
 
 def remove_earlier(engine: docker.APIClient, namespace: str) -> list[str]:
     """Remove what a killed earlier run left under the same namespace label, and name it."""
-    wanted = {"label": f"openshell.ai/sandbox-namespace={namespace}"}
+    wanted = {"label": f"{NAMESPACE_LABEL}={namespace}"}
     removed: list[str] = []
     for row in engine.containers(all=True, filters=wanted):
         engine.remove_container(row["Id"], force=True, v=True)
