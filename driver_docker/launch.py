@@ -32,6 +32,7 @@ from openshell.status import StatusCode
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
+    from driver_docker.documents import LaunchDocuments
     from driver_docker.engine import ContainerFacts, ContainerSpec, ImageFacts, VolumeSpec
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandboxes import Sandbox
@@ -100,8 +101,8 @@ class Launcher:
         )
         async with self._slots:
             facts = await self._create(sandbox, plan)
-            await self._stage(sandbox, request, launch, plan, tls, facts)
-            await self._start(sandbox)
+            built = self._documents(request, launch, plan, tls, facts)
+            await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
             raise ExitBeforeReadyError(await self._why_ended(sandbox))
@@ -213,17 +214,16 @@ class Launcher:
         except EngineAbsentError:
             return
 
-    async def _stage(
+    def _documents(
         self,
-        sandbox: Sandbox,
         request: LaunchRequest,
         launch: LaunchAuthentication,
         plan: LaunchPlan,
         tls: SessionTls,
         facts: ContainerFacts,
-    ) -> None:
+    ) -> LaunchDocuments:
         try:
-            built = documents.build_documents(
+            return documents.build_documents(
                 sandbox_id=request.sandbox_id,
                 launch=launch,
                 tls=tls,
@@ -237,11 +237,23 @@ class Launcher:
                 f"the boundary's documents could not be written: {error.message}",
                 reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
             ) from None
+
+    async def _run(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan, built: LaunchDocuments) -> None:
+        """Stage and start both containers.
+
+        An upload takes the engine about as long as half a start, so the supervisor's goes on while the workload
+        starts, and the records are written meanwhile.
+        """
         workload = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
         supervisor = staging.supervisor_entries(built, gateway_ca=self._gateway_ca())
+        record = sandbox.record
         await together(
-            self._put(facts.container_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
-            self._put(sandbox.record.supervisor_id, staging.SUPERVISOR_ARCHIVE_ROOT, staging.build_tar(supervisor)),
+            self._put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
+            self._services.save(sandbox),
+        )
+        await together(
+            self._start(sandbox, Component.WORKLOAD, record.workload_id),
+            self._put(record.supervisor_id, staging.SUPERVISOR_ARCHIVE_ROOT, staging.build_tar(supervisor)),
             self._services.save_files(
                 sandbox,
                 {
@@ -252,11 +264,11 @@ class Launcher:
                     records.AUTH_FILE: built.auth_bundle,
                     records.MAIN_PROCESS_FILE: request.main_process.to_json(),
                     records.WORKSPACE_ROOT_FILE: plan.workspace_root.encode(),
-                    records.START_GENERATION_FILE: sandbox.record.generation.encode(),
+                    records.START_GENERATION_FILE: record.generation.encode(),
                 },
             ),
-            self._services.save(sandbox),
         )
+        await self._start(sandbox, Component.SUPERVISOR, record.supervisor_id)
 
     def _gateway_ca(self) -> bytes | None:
         if self._config.guest_tls_ca is None:
@@ -280,19 +292,14 @@ class Launcher:
                 reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
             ) from error
 
-    async def _start(self, sandbox: Sandbox) -> None:
-        for component, container in (
-            (Component.WORKLOAD, sandbox.record.workload_id),
-            (Component.SUPERVISOR, sandbox.record.supervisor_id),
-        ):
-            try:
-                await self._engine.start_container(container)
-            except EngineUnreachableError:
-                raise
-            except EngineError as error:
-                raise ExitBeforeReadyError(
-                    await examine(self._services, sandbox, component, start_error=error)
-                ) from error
+    async def _start(self, sandbox: Sandbox, component: Component, container: str) -> None:
+        try:
+            await self._engine.start_container(container)
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:
+            ended = await examine(self._services, sandbox, component, start_error=error)
+            raise ExitBeforeReadyError(ended) from error
 
     async def _why_ended(self, sandbox: Sandbox) -> Exit:
         """Which of the two containers to blame: the supervisor where it said why, else the one that ended first."""
