@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 
@@ -40,7 +40,7 @@ class GatewayBench:
         self._stack = AsyncExitStack()
         self._watched: list[pb.SandboxStreamEvent] = []
 
-    async def __aenter__(self) -> GatewayBench:
+    async def __aenter__(self) -> Self:
         await self.driver.serve(self.config.compute_driver_socket)
         self._stack.push_async_callback(self.driver.close)
         await self.start_gateway()
