@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 import stat
 from dataclasses import replace
@@ -30,6 +31,7 @@ from openshell.isolation.errors import (
 )
 from openshell.isolation.negotiation import our_metadata
 from openshell.isolation.operations import AgentSpec, ExitStatus, Signal, StartAgent, Started
+from openshell.isolation.terminator import MAX_PENDING_HANDSHAKES
 from openshell.isolation.tls import issue_session_tls
 from openshell.isolation.tokens import mint_sandbox_token
 from openshell.wire.isolation.backend.v1.isolation_backend_pb2 import GetIsolationCapabilitiesRequest
@@ -112,6 +114,27 @@ async def test_a_client_without_h2_is_cut(boundary: Boundary) -> None:
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
+
+
+async def test_more_pending_handshakes_than_allowed_are_cut(boundary: Boundary) -> None:
+    loop = asyncio.get_running_loop()
+    silent: list[socket.socket] = []
+    try:
+        for _ in range(MAX_PENDING_HANDSHAKES + 1):
+            peer = socket.socket(socket.AF_UNIX)
+            silent.append(peer)
+            peer.setblocking(False)
+            await loop.sock_connect(peer, str(boundary.socket_path))
+        async with asyncio.timeout(4):
+            assert await loop.sock_recv(silent[-1], 1) == b""
+        with pytest.raises(BlockingIOError):
+            silent[0].recv(1)
+    finally:
+        for peer in silent:
+            peer.close()
+    while boundary.server._terminator._handshakes:
+        await asyncio.wait(boundary.server._terminator._handshakes)
+    await boundary.connect()
 
 
 async def test_nobody_answering_is_a_lost_transport(boundary: Boundary) -> None:
