@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from importlib import metadata
 from typing import TYPE_CHECKING, Protocol
 
 from openshell.isolation.documents import UnixTransport
@@ -85,16 +84,7 @@ async def connect_backend(plan: BoundaryPlan, *, sandbox_token: str, instance_id
         sandbox_token=sandbox_token,
         supervisor_instance_id=instance_id,
         backend_name=plan.backend_name,
-        implementation_version=implementation_version(),
     )
-
-
-def implementation_version() -> str:
-    """Return this build's version, for the diagnostic field of the negotiation."""
-    try:
-        return metadata.version("openshell-docker")
-    except metadata.PackageNotFoundError:
-        return "0"
 
 
 async def open_when_ready(

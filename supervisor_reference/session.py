@@ -136,6 +136,17 @@ def after_session(end: SessionEnd, *, attempt: int, timing: Timing) -> NextStep:
     )
 
 
+def describe_end(end: SessionEnd) -> str:
+    """Return how a session ended, for people."""
+    match end:
+        case StreamClosed():
+            return "the gateway closed it"
+        case GatewaySilent(seconds=seconds):
+            return f"the gateway said nothing for {seconds:g} s"
+        case StreamLost(reason=reason) | SessionRejected(reason=reason):
+            return reason
+
+
 class SupervisorSession:
     """Keeps one session with the gateway, and the readiness listener while it is accepted.
 
@@ -197,7 +208,9 @@ class SupervisorSession:
                     private=step.private,
                     status=StatusCode.FAILED_PRECONDITION,
                 )
-            _log.warning("the session with the gateway ended (%s); reconnecting in %.1f s", end, step.pause_seconds)
+            # One warning an outage: the attempts that follow say nothing new.
+            level = logging.WARNING if attempt <= 1 else logging.DEBUG
+            _log.log(level, "the session with the gateway ended: %s; reconnecting", describe_end(end))
             await asyncio.sleep(step.pause_seconds)
 
     async def _one_session(self, limit: asyncio.Timeout) -> tuple[SessionEnd, bool]:
