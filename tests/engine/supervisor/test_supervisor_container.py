@@ -93,8 +93,8 @@ def test_pid_1_obeys_sigterm(
     docker_client.start(container)
     lines = docker_client.logs(container, stream=True, follow=True)
     assert b"does not answer yet" in next(lines)
-    lines.close()
     docker_client.kill(container, "SIGTERM")
+    assert b"SIGTERM received" in b"".join(lines)
     assert docker_client.wait(container)["StatusCode"] == 143
     words = last_words(docker_client, container)
     assert words is not None
