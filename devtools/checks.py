@@ -67,7 +67,11 @@ def _layers() -> list[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    Check(name="lint", proves="ruff, public docstrings included", run=_tool("ruff", "check", "--output-format=concise", ".")),
+    Check(
+        name="lint",
+        proves="ruff, public docstrings included",
+        run=_tool("ruff", "check", "--output-format=concise", "."),
+    ),
     Check(name="format", proves="ruff format", run=_tool("ruff", "format", "--check", ".")),
     Check(name="types", proves="mypy strict", run=_tool("mypy", "--no-error-summary")),
     Check(name="generated", proves="generated code is what proto/ generates", run=protogen.stale_files),
