@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import docker
 import pytest
+from scripted.compute_gateway import ComputeGateway, sandbox
 
 from devtools.images import load_images, unload_images
 from devtools.images.archive import Entry, ImageConfig, directory
@@ -22,7 +23,6 @@ from devtools.images.layout import RUNTIME_ENTRY, ImageRecipe, Role, files_layer
 from devtools.images.variants import build_test_image, supervisor_stub
 from devtools.inventory import RUN_LABEL
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
-from tests.scripted.compute_gateway import ComputeGateway, sandbox
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

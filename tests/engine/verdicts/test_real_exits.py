@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from scripted.compute_gateway import SECRET, ready
 
 from devtools.images.layout import SUPERVISOR_ENTRY, Role
 from devtools.images.variants import not_executable, without_binary
 from openshell.verdicts import Category, KilledBy, Stage, Verdict, VerdictKind
-from tests.scripted.compute_gateway import SECRET, ready
 
 if TYPE_CHECKING:
     from collections.abc import Callable
