@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from driver_docker.concurrency import together
-from driver_docker.engine import ContainerSpec, EngineAbsentError, EngineRefusedError
+from driver_docker.engine import ContainerSpec, EngineAbsentError, EngineError, EngineRefusedError
 from driver_docker.identity import MAX_ACCOUNTS_BYTES, Accounts, IdentityError, parse_group, parse_passwd
 from driver_docker.staging import read_single_file
 
@@ -42,13 +43,15 @@ class AccountsReader:
             if (known := self._known.get(image_id)) is not None:
                 return known
             spec = ContainerSpec(name=container_name, image=image_id, entrypoint=("/identity",), labels=labels)
-            container = await self._engine.create_container(spec)
             try:
+                container = await self._engine.create_container(spec)
                 passwd, group = await together(
                     self._file(container, "/etc/passwd"), self._file(container, "/etc/group")
                 )
             finally:
-                await self._engine.remove_container(container)
+                # By name: a cancelled create has been carried out, but its answer is lost.
+                with contextlib.suppress(EngineError):
+                    await self._engine.remove_container(container_name)
             accounts = Accounts(
                 users=parse_passwd(passwd) if passwd is not None else None,
                 groups=parse_group(group) if group is not None else None,

@@ -107,10 +107,9 @@ class RuntimeVolumes:
             labels=self._labels | {labels.ISOLATION_ROLE: labels.Role.STAGING.value},
             volumes=(VolumeMount(volume=name, target=RUNTIME_DIR, copy_image_content=True),),
         )
-        with contextlib.suppress(EngineAbsentError):
-            await self._engine.remove_container(spec.name)
-        container = await self._engine.create_container(spec)
+        await self._remove(spec.name)
         try:
+            container = await self._engine.create_container(spec)
             if not fresh:
                 return await self._engine.has_path(container, f"{RUNTIME_DIR}/{_MARKER}")
             if not await self._engine.has_path(container, RUNTIME_ENTRY):
@@ -123,6 +122,7 @@ class RuntimeVolumes:
                 await self._engine.remove_volume(name)
             raise
         finally:
+            # By name: a cancelled create has been carried out, but its answer is lost.
             await self._remove(spec.name)
         return True
 

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,6 +17,9 @@ from openshell.isolation.documents import AuthBundle, LaunchAuthentication, Veri
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from openshell.wire.compute.v1 import compute_driver_pb2_grpc as pb_grpc
 from openshell.wire.extension.v1 import extension_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CONTRACT = "openshell.compute.contract"
 SECRET = "eyJhbGciOiJFZERTQSJ9.c2VjcmV0LXRva2VuLXZhbHVl.c2lnbmF0dXJl"
@@ -81,7 +83,7 @@ class ComputeGateway:
     events: list[tuple[float, pb.WatchSandboxesEvent]] = field(default_factory=list)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def __aenter__(self) -> ComputeGateway:
+    async def __aenter__(self) -> Self:
         self.channel = grpc.aio.insecure_channel(self.address)
         self.stub: Any = pb_grpc.ComputeDriverStub(self.channel)
         self.call = self.stub.WatchSandboxes(pb.WatchSandboxesRequest(), wait_for_ready=True)
@@ -141,9 +143,7 @@ class ComputeGateway:
 
     def platform_events(self, sandbox_id: str) -> list[pb.DriverPlatformEvent]:
         """The platform events of a sandbox so far."""
-        return [
-            event.platform_event.event for _, event in self.events if event.platform_event.sandbox_id == sandbox_id
-        ]
+        return [event.platform_event.event for _, event in self.events if event.platform_event.sandbox_id == sandbox_id]
 
 
 def ready(observed: pb.DriverSandbox) -> pb.DriverCondition:

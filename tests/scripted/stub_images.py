@@ -1,7 +1,7 @@
 """Small stand-ins for the three images: one busybox each, behaviour chosen by the sandbox's name or log level.
 
-Supervisor, by name: ``exit-N…`` says last words and exits before it is healthy, ``never…`` never becomes healthy, anything
-else becomes healthy; SIGUSR1 makes it exit with the number after ``late-`` in its name (else 0), SIGTERM with 0.
+Supervisor, by name: ``exit-N…`` says last words and exits before it is healthy, ``never…`` never becomes healthy,
+anything else does; SIGUSR1 makes it exit with the number after ``late-`` in its name (else 0), SIGTERM with 0.
 Runtime, by log level: ``exit-N`` exits at once, ``stubborn`` ignores SIGTERM, anything else runs until SIGTERM.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 import io
 import shutil
 import tarfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from docker import APIClient
 
 REPOSITORY = "openshell-stub"
@@ -28,13 +29,14 @@ WORDS = (
 SUPERVISOR = f"""#!/bin/sh
 if [ "$1" = health ]; then [ -e /run/healthy ]; exit $?; fi
 name="$OPENSHELL_SANDBOX"
+say() {{ echo "token $(cat /.openshell/supervisor/auth.json)"; echo '{WORDS}' >&2; }}
 case "$name" in
-  exit-*) echo "token $(cat /.openshell/supervisor/auth.json)"; echo '{WORDS}' >&2; rest="${{name#exit-}}"; exit "${{rest%%.*}}";;
+  exit-*) say; rest="${{name#exit-}}"; exit "${{rest%%.*}}";;
 esac
 code=0
 case "$name" in late-*) rest="${{name#late-}}"; code="${{rest%%.*}}";; esac
 trap 'exit 0' TERM
-trap "echo '{WORDS}' >&2; exit $code" USR1
+trap 'say; exit "$code"' USR1
 case "$name" in never*) ;; *) : > /run/healthy;; esac
 while :; do sleep 1000 & wait $!; done
 """
