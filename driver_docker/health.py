@@ -10,7 +10,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineTimeoutError
+from driver_docker.engine import (
+    ContainerStatus,
+    EngineAbsentError,
+    EngineConflictError,
+    EngineRefusedError,
+    EngineTimeoutError,
+)
 from driver_docker.plan import HEALTH_COMMAND
 
 if TYPE_CHECKING:
@@ -22,6 +28,7 @@ _PAUSE_SECONDS: Final = 0.15
 _SLOW_PAUSE_SECONDS: Final = 1.0
 _QUICK_PROBES: Final = 60
 _PROBE_TIMEOUT_SECONDS: Final = 10.0
+_OVER: Final = frozenset({ContainerStatus.EXITED, ContainerStatus.DEAD, ContainerStatus.REMOVING})
 
 
 def pause_before(probe: int) -> float:
@@ -46,7 +53,7 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
         sandbox: The sandbox whose supervisor was started.
 
     Returns:
-        False when workload or supervisor ended first, as the engine's events or a refused probe tell.
+        False when workload or supervisor ended first, as the engine's events or a look after a refused probe tell.
 
     Raises:
         EngineUnreachableError: The engine cannot be asked.
@@ -64,13 +71,25 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
             result = await engine.exec_command(
                 sandbox.record.supervisor_id, HEALTH_COMMAND, timeout_seconds=_PROBE_TIMEOUT_SECONDS
             )
-        except (EngineConflictError, EngineAbsentError):
+        except EngineAbsentError:
             return False
+        except (EngineConflictError, EngineRefusedError):
+            # Ended, paused, or ending just now: engines answer each with 409 or 500, so only a look can tell.
+            if await _is_over(engine, sandbox.record.supervisor_id):
+                return False
+            result = None
         except EngineTimeoutError:
             result = None
         if result is not None and result.exit_code == 0:
             return not has_ended(sandbox)
         probe += 1
+
+
+async def _is_over(engine: Engine, container: str) -> bool:
+    try:
+        return (await engine.inspect_container(container)).status in _OVER
+    except EngineAbsentError:
+        return True
 
 
 def has_ended(sandbox: Sandbox) -> bool:

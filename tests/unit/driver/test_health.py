@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from driver_docker import health
+from driver_docker.engine import (
+    ContainerStatus,
+    EngineAbsentError,
+    EngineConflictError,
+    EngineEvent,
+    EngineRefusedError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+    ExecResult,
+)
+from driver_docker.health import wait_until_healthy
+from driver_docker.records import RecordPhase, SandboxRecord
+from driver_docker.sandboxes import Sandbox
+
+if TYPE_CHECKING:
+    from driver_docker.engine import Engine
+
+NOW = datetime(2026, 10, 5, tzinfo=UTC)
+
+
+class Facts:
+    """The one fact of an inspect that is looked at."""
+
+    def __init__(self, status: ContainerStatus) -> None:
+        self.status = status
+
+
+class ProbedEngine:
+    """Answers each probe with the next of its answers, and every inspect with one status or error."""
+
+    def __init__(self, *probes: ExecResult | Exception, inspected: ContainerStatus | Exception) -> None:
+        self._probes = deque(probes)
+        self._inspected = inspected
+
+    async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:
+        answer = self._probes.popleft()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def inspect_container(self, container: str) -> Facts:
+        if isinstance(self._inspected, Exception):
+            raise self._inspected
+        return Facts(self._inspected)
+
+
+@pytest.fixture(autouse=True)
+def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "pause_before", lambda probe: 0)
+
+
+def sandbox() -> Sandbox:
+    record = SandboxRecord(
+        sandbox_id="id-1",
+        name="n",
+        workspace="w",
+        phase=RecordPhase.PROVISIONING,
+        changed_at=NOW,
+        workload_id="workload",
+        supervisor_id="supervisor",
+    )
+    return Sandbox(record=record)
+
+
+async def outcome(*probes: ExecResult | Exception, inspected: ContainerStatus | Exception) -> bool:
+    engine = ProbedEngine(*probes, inspected=inspected)
+    return await wait_until_healthy(cast("Engine", engine), sandbox())
+
+
+GOOD = ExecResult(exit_code=0)
+REFUSED = EngineRefusedError("Container c is not running: Exited (137) Less than a second ago")
+CONFLICT = EngineConflictError("Container c is not running")
+
+
+@pytest.mark.parametrize("error", [REFUSED, CONFLICT])
+@pytest.mark.parametrize("over", [ContainerStatus.EXITED, ContainerStatus.DEAD, ContainerStatus.REMOVING])
+async def test_a_refused_probe_of_a_dead_supervisor_ends_the_wait(error: Exception, over: ContainerStatus) -> None:
+    assert await outcome(error, inspected=over) is False
+
+
+@pytest.mark.parametrize("error", [REFUSED, CONFLICT])
+async def test_a_refused_probe_of_a_removed_supervisor_ends_the_wait(error: Exception) -> None:
+    assert await outcome(error, inspected=EngineAbsentError("gone")) is False
+
+
+async def test_a_removed_supervisor_ends_the_wait() -> None:
+    assert await outcome(EngineAbsentError("gone"), inspected=EngineAbsentError("gone")) is False
+
+
+@pytest.mark.parametrize("error", [REFUSED, CONFLICT, EngineTimeoutError("slow")])
+@pytest.mark.parametrize("alive", [ContainerStatus.RUNNING, ContainerStatus.PAUSED])
+async def test_a_refused_probe_of_a_living_supervisor_is_tried_again(error: Exception, alive: ContainerStatus) -> None:
+    assert await outcome(error, ExecResult(exit_code=1), ExecResult(exit_code=None), GOOD, inspected=alive) is True
+
+
+async def test_an_engine_that_cannot_be_asked_ends_the_wait_with_its_error() -> None:
+    with pytest.raises(EngineUnreachableError):
+        await outcome(EngineUnreachableError("down"), inspected=ContainerStatus.RUNNING)
+
+
+@pytest.mark.parametrize("container", ["workload", "supervisor"])
+async def test_an_end_that_an_event_told_is_not_probed_for(container: str) -> None:
+    ended = sandbox()
+    ended.add_event(EngineEvent(kind="container", action="die", object_id=container, attributes={}, time=NOW))
+    engine = ProbedEngine(inspected=ContainerStatus.RUNNING)
+    assert await wait_until_healthy(cast("Engine", engine), ended) is False
