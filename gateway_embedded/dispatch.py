@@ -9,11 +9,11 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf import message_factory
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from gateway_embedded import status_details
 from gateway_embedded.auth import Principal, SandboxPrincipal, authenticate
-from gateway_embedded.errors import GatewayError, NotBuiltError, UnauthenticatedError
+from gateway_embedded.errors import GatewayError, InvalidRequestError, NotBuiltError, UnauthenticatedError
 from gateway_embedded.rpc_table import SERVICE_NAME, RpcEntry, rpc_table
 from gateway_embedded.tokens import TokenAuthority
 from openshell.schema import SCHEMA_METADATA_KEY, own_schema_sha256
@@ -73,21 +73,17 @@ class Dispatcher:
             (True, True): grpc.stream_stream_rpc_method_handler,
         }
         make: Callable[..., grpc.RpcMethodHandler[Any, Any]] = makers[entry.client_streaming, entry.server_streaming]
-        request_type = message_factory.GetMessageClass(entry.descriptor.input_type)
         response_type = message_factory.GetMessageClass(entry.descriptor.output_type)
         behaviour = self._streaming(entry) if entry.server_streaming else self._unary(entry)
-        return make(
-            behaviour,
-            request_deserializer=request_type.FromString,
-            response_serializer=response_type.SerializeToString,
-        )
+        # Requests are decoded by `_decoded`: grpc itself would answer UNKNOWN to bytes that are no message.
+        return make(behaviour, request_deserializer=None, response_serializer=response_type.SerializeToString)
 
     def _unary(self, entry: RpcEntry) -> Callable[[Any, Context], Awaitable[Message]]:
         async def behaviour(request: Any, context: Context) -> Message:
             try:
                 call = self._admit(entry, context)
                 handler: Any = self._handlers[entry.name]
-                answer: Message = await handler(request, call)
+                answer: Message = await handler(_decoded(entry, request), call)
             except GatewayError as error:
                 await self._fail(entry, context, error)
             except Exception as error:
@@ -108,7 +104,8 @@ class Dispatcher:
                 context.set_trailing_metadata((self._schema,))
                 await context.send_initial_metadata((self._schema,))
                 handler: Any = self._handlers[entry.name]
-                async for answer in handler(request, call):
+                given = _decoded_stream(entry, request) if entry.client_streaming else _decoded(entry, request)
+                async for answer in handler(given, call):
                     yield answer
             except GatewayError as error:
                 await self._fail(entry, context, error)
@@ -133,3 +130,17 @@ class Dispatcher:
             raise error
         self._log.error("a call failed unexpectedly", rpc=entry.name, exc_info=error)
         await self._fail(entry, context, GatewayError(f"{entry.name} failed inside the gateway; its log says why"))
+
+
+def _decoded(entry: RpcEntry, data: bytes) -> Message:
+    request_type = message_factory.GetMessageClass(entry.descriptor.input_type)
+    try:
+        return request_type.FromString(data)
+    except DecodeError as error:
+        name = entry.descriptor.input_type.name
+        raise InvalidRequestError(f"the request is not a readable {name} message") from error
+
+
+async def _decoded_stream(entry: RpcEntry, stream: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async for data in stream:
+        yield _decoded(entry, data)

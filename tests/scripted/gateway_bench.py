@@ -94,6 +94,16 @@ class GatewayBench:
             call.cancel()
         raise AssertionError(f"the watch of {name} ended with {await call.code()}")
 
+    async def until_gone(self, name: str = "alpha") -> None:
+        """Follow a sandbox until its record is erased."""
+        call = self.watch(name)
+        try:
+            async with asyncio.timeout(10):
+                async for _ in call:
+                    pass
+        except grpc.aio.AioRpcError as error:
+            assert error.code() == grpc.StatusCode.NOT_FOUND
+
     async def until_reason(self, reason: str, name: str = "alpha") -> pb.Sandbox:
         """Follow a sandbox until its Ready condition has that reason."""
         return await self.until(lambda sandbox: ready(sandbox).reason == reason, name)
@@ -112,6 +122,15 @@ class GatewayBench:
         self.driver.backend_ready(sandbox.metadata.id)
         await supervisor.run()
         return await self.until(lambda seen: seen.status.phase == pb.SANDBOX_PHASE_READY, name), supervisor
+
+
+async def rest(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> list[pb.SandboxStreamEvent]:
+    """Everything that a stream still brings, until it ends."""
+    events: list[pb.SandboxStreamEvent] = []
+    async with asyncio.timeout(10):
+        while (event := await call.read()) is not grpc.aio.EOF:
+            events.append(event)  # type: ignore[arg-type]
+    return events
 
 
 def ready(sandbox: pb.Sandbox) -> pb.SandboxCondition:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import uuid
 from typing import Any
@@ -94,6 +95,9 @@ class ScriptedSupervisor:
     async def session_status(self) -> grpc.StatusCode:
         """How the gateway ended the session."""
         assert self._session is not None
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            while await self._session.read() is not grpc.aio.EOF:
+                pass
         return await self._session.code()
 
     async def disconnect(self) -> None:

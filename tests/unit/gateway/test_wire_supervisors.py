@@ -1,0 +1,347 @@
+"""What supervisors see over the wire, and what follows for the public status."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Any
+
+import grpc
+import pytest
+
+from openshell.wire.sandbox.v1 import sandbox_pb2
+from openshell.wire.v1 import openshell_pb2 as pb
+from scripted.compute_driver import condition
+from scripted.gateway_bench import WORKSPACE, GatewayBench, condition_of, ready, rest
+from scripted.supervisor import ScriptedSupervisor
+
+PENDING = pb.CONFIGURATION_ADMISSION_STATE_PENDING
+ACCEPTED = pb.CONFIGURATION_ADMISSION_STATE_ACCEPTED
+REJECTED = pb.CONFIGURATION_ADMISSION_STATE_REJECTED
+GATEWAY_TEXT = "Effective configuration could not be activated; replace the policy or repair attached providers"
+FAST = {"heartbeat_interval_seconds": 0.05}
+
+
+async def refused(call: Awaitable[Any], code: grpc.StatusCode, text: str = "") -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    assert (caught.value.code(), text in (caught.value.details() or "")) == (code, True), caught.value.details()
+
+
+async def test_ready_needs_backend_admission_and_session(bench: GatewayBench) -> None:
+    sandbox = await bench.create()
+    supervisor = bench.supervisor(sandbox)
+    bench.driver.backend_ready(sandbox.metadata.id)
+    seen = await bench.until_reason("SupervisorNotConnected")
+    assert ready(seen).message == "Backend ready; waiting for supervisor session"
+    await supervisor.report(PENDING)
+    seen = await bench.until_reason("ConfigurationPending")
+    assert ready(seen).message == "Waiting for effective configuration validation before workload activation"
+    assert condition_of(seen, "ConfigurationReady").reason == "ConfigurationPending"
+    await supervisor.admit()
+    seen = await bench.until_reason("SupervisorNotConnected")
+    assert condition_of(seen, "ConfigurationReady").status == "True"
+    assert seen.status.configuration_activated
+    assert seen.status.phase == pb.SANDBOX_PHASE_PROVISIONING
+    accepted = await supervisor.connect()
+    assert accepted.heartbeat_interval.ToTimedelta().total_seconds() == 10
+    assert accepted.session_id
+    seen = await bench.until_reason("DependenciesReady")
+    assert (seen.status.phase, ready(seen).status, ready(seen).message) == (
+        pb.SANDBOX_PHASE_READY, "True", "Supervisor session connected"
+    )  # fmt: skip
+    assert seen.status.main_process_instance_id == supervisor.instance_id
+    assert seen.status.agent_pod == "container-of-alpha"
+    assert seen.status.configuration_admission.state == ACCEPTED
+
+
+async def test_a_session_before_any_report_is_not_ready(bench: GatewayBench) -> None:
+    sandbox = await bench.create()
+    supervisor = bench.supervisor(sandbox)
+    bench.driver.backend_ready(sandbox.metadata.id)
+    await supervisor.connect()
+    seen = await bench.until_reason("ConfigurationPending")
+    assert ready(seen).message == "Waiting for an authenticated supervisor configuration report"
+    assert seen.status.phase == pb.SANDBOX_PHASE_PROVISIONING
+
+
+async def test_a_lost_session_is_told_and_a_new_one_heals(bench: GatewayBench) -> None:
+    sandbox, supervisor = await bench.ready()
+    await supervisor.disconnect()
+    seen = await bench.until_reason("DependenciesNotReady")
+    assert (seen.status.phase, ready(seen).message) == (
+        pb.SANDBOX_PHASE_PROVISIONING, "Supervisor session disconnected"
+    )  # fmt: skip
+    # Another look of the driver at the running container does not make that a first start.
+    bench.driver.backend_ready(sandbox.metadata.id)
+    await supervisor.connect()
+    await bench.until_reason("DependenciesReady")
+
+
+async def test_a_newer_session_takes_the_older_ones_place(bench: GatewayBench) -> None:
+    sandbox, first = await bench.ready()
+    second = bench.supervisor(sandbox)
+    await second.connect()
+    assert await first.session_status() == grpc.StatusCode.ABORTED
+    seen = await bench.until(lambda found: found.status.main_process_instance_id == second.instance_id)
+    assert seen.status.phase == pb.SANDBOX_PHASE_READY
+
+
+async def test_the_first_message_must_be_a_hello(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
+    await call.write(pb.SupervisorMessage(heartbeat=pb.SupervisorHeartbeat()))
+    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
+    await call.done_writing()
+    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+    call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
+    await call.write(pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id="other", instance_id="i")))
+    assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("bench", [FAST], indirect=True)
+async def test_a_silent_supervisor_loses_its_session(bench: GatewayBench) -> None:
+    _, supervisor = await bench.ready()
+    assert (await supervisor.hear()).WhichOneof("payload") == "heartbeat"
+    assert await supervisor.session_status() == grpc.StatusCode.UNAVAILABLE
+    await bench.until_reason("DependenciesNotReady")
+
+
+@pytest.mark.parametrize("bench", [FAST], indirect=True)
+async def test_heartbeats_keep_a_session(bench: GatewayBench) -> None:
+    _, supervisor = await bench.ready()
+    for _ in range(8):
+        await supervisor.beat()
+        assert (await supervisor.hear()).WhichOneof("payload") == "heartbeat"
+    assert (await bench.get()).status.phase == pb.SANDBOX_PHASE_READY
+
+
+async def test_the_gateways_stop_and_a_delete_end_a_session_differently(bench: GatewayBench) -> None:
+    _, first = await bench.ready("one")
+    _, second = await bench.ready("two")
+    await bench.delete("one")
+    assert await first.session_status() == grpc.StatusCode.OK
+    watch = bench.watch("two", follow_status=True)
+    await watch.read()
+    await bench.gateway.stop()
+    assert await second.session_status() == grpc.StatusCode.UNAVAILABLE
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await rest(watch)
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+
+
+async def test_policies_are_written_back_and_loaded(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    before = await supervisor.configuration()
+    assert (before.HasField("policy"), before.version, before.configuration_admitted, before.configuration_error) == (
+        False, 0, False, ""
+    )  # fmt: skip
+    await supervisor.admit()
+    after = await supervisor.configuration()
+    assert (after.version, after.configuration_admitted, after.workspace) == (1, True, "default")
+    assert after.config_revision > before.config_revision
+    assert after.configuration_instance_id == supervisor.instance_id
+    again = pb.UpdateConfigRequest(sandbox="alpha", policy=after.policy)
+    assert (await supervisor.stub.UpdateConfig(again, metadata=supervisor.metadata)).version == 1
+    assert await supervisor.configuration() == after
+    loaded = pb.ReportPolicyStatusRequest(sandbox_id=supervisor.sandbox_id, version=1, status=pb.POLICY_STATUS_LOADED)
+    await supervisor.stub.ReportPolicyStatus(loaded, metadata=supervisor.metadata)
+    assert (await bench.get()).status.current_policy_version == 1
+    environment = await supervisor.stub.GetSandboxProviderEnvironment(
+        pb.GetSandboxProviderEnvironmentRequest(sandbox_id=supervisor.sandbox_id), metadata=supervisor.metadata
+    )
+    assert dict(environment.environment) == {}
+    assert environment.provider_env_revision == after.provider_env_revision
+    assert environment.policy_hash == after.policy_hash
+
+
+async def test_policy_reports_that_mean_nothing(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+
+    def report(sandbox_id: str, version: int, status: pb.PolicyStatus.ValueType) -> Awaitable[Any]:
+        request = pb.ReportPolicyStatusRequest(sandbox_id=sandbox_id, version=version, status=status)
+        return supervisor.stub.ReportPolicyStatus(request, metadata=supervisor.metadata)
+
+    own = supervisor.sandbox_id
+    await refused(report("", 1, pb.POLICY_STATUS_LOADED), invalid, "sandbox_id is required")
+    await refused(report(own, 0, pb.POLICY_STATUS_LOADED), invalid, "version is required")
+    await refused(report(own, 1, pb.POLICY_STATUS_PENDING), invalid, "status must be LOADED or FAILED")
+    await refused(report(own, 7, pb.POLICY_STATUS_LOADED), grpc.StatusCode.NOT_FOUND, "policy revision not found")
+
+
+async def test_a_supervisor_may_write_a_policy_and_nothing_else(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    update, meta = supervisor.stub.UpdateConfig, supervisor.metadata
+    denied, invalid = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
+    await refused(update(pb.UpdateConfigRequest(sandbox="other"), metadata=meta), denied)
+    await refused(update(pb.UpdateConfigRequest(setting_key="k"), metadata=meta), denied, "setting_key")
+    await refused(update(pb.UpdateConfigRequest(**{"global": True}), metadata=meta), denied, "global")
+    await refused(update(pb.UpdateConfigRequest(), metadata=meta), invalid, "policy is required")
+    root = sandbox_pb2.SandboxPolicy(process=sandbox_pb2.ProcessPolicy(run_as_user="0"))
+    await refused(update(pb.UpdateConfigRequest(policy=root), metadata=meta), invalid, "privileges")
+
+
+async def test_an_unflagged_rejection_can_be_repaired(bench: GatewayBench) -> None:
+    sandbox = await bench.create()
+    supervisor = bench.supervisor(sandbox)
+    bench.driver.backend_ready(sandbox.metadata.id)
+    await supervisor.report(PENDING)
+    await supervisor.report(REJECTED)
+    seen = await bench.until_reason("ConfigurationInvalid")
+    assert (seen.status.phase, ready(seen).message) == (pb.SANDBOX_PHASE_PROVISIONING, GATEWAY_TEXT)
+    assert seen.status.configuration_admission.error == GATEWAY_TEXT
+    await supervisor.admit()
+    await supervisor.connect()
+    await bench.until_reason("DependenciesReady")
+
+
+async def test_a_refused_attachment_is_an_invalid_configuration_whatever_the_driver_says_after(
+    bench: GatewayBench,
+) -> None:
+    sandbox = await bench.create()
+    supervisor = bench.supervisor(sandbox)
+    bench.driver.backend_ready(sandbox.metadata.id)
+    await supervisor.admit()
+    await supervisor.report(REJECTED, refused=True)
+    seen = await bench.until(lambda found: found.status.phase == pb.SANDBOX_PHASE_ERROR)
+    bench.driver.snapshot(sandbox.metadata.id, condition("False", "ControlSupervisorExited", "exited with code 1"))
+    bench.driver.event(sandbox.metadata.id, _warning())
+    watch = bench.watch(event_tail=1, follow_events=True)
+    async for event in watch:
+        if event.WhichOneof("payload") == "event":
+            break
+    watch.cancel()
+    after = await bench.get()
+    assert after == seen
+    assert (ready(after).reason, ready(after).message) == ("ConfigurationInvalid", GATEWAY_TEXT)
+    assert condition_of(after, "ConfigurationReady").reason == "ConfigurationInvalid"
+
+
+async def test_a_refusal_that_comes_after_the_exit_still_explains_it(bench: GatewayBench) -> None:
+    sandbox = await bench.create()
+    supervisor = bench.supervisor(sandbox)
+    await supervisor.admit()
+    bench.driver.snapshot(sandbox.metadata.id, condition("False", "ControlSupervisorStartFailed", "exited"))
+    await bench.until_reason("ControlSupervisorStartFailed")
+    await supervisor.report(REJECTED, refused=True)
+    assert ready(await bench.get()).reason == "ConfigurationInvalid"
+
+
+async def test_an_instance_that_is_not_registered_counts_for_nothing(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    await supervisor.admit()
+    other = "22222222-2222-4222-8222-222222222222"
+    precondition = grpc.StatusCode.FAILED_PRECONDITION
+    await refused(supervisor.report(PENDING, instance_id=other), precondition, "registration fence")
+    await refused(supervisor.report(ACCEPTED, instance_id=other), precondition, "instance has changed")
+    await supervisor.report(PENDING, instance_id=other, expected=supervisor.instance_id)
+    await refused(supervisor.report(ACCEPTED), precondition, "instance has changed")
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+    await refused(supervisor.report(ACCEPTED, refused=True), invalid, "refused_before_start")
+    await refused(supervisor.report(PENDING, instance_id="x"), invalid, "instance_id must be a UUID")
+
+
+async def test_a_moved_configuration_is_fetched_again(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    await supervisor.report(PENDING)
+    # Nothing is admitted yet: there is no policy.
+    await refused(supervisor.report(ACCEPTED), grpc.StatusCode.ABORTED, "fetch and validate again")
+
+
+@pytest.mark.parametrize(
+    ("code", "phase", "reason"),
+    [
+        (0, pb.SANDBOX_PHASE_COMPLETED, "MainProcessCompleted"),
+        (3, pb.SANDBOX_PHASE_ERROR, "MainProcessFailed"),
+    ],
+)
+async def test_the_main_process_ends(
+    bench: GatewayBench, code: int, phase: pb.SandboxPhase.ValueType, reason: str
+) -> None:
+    sandbox, supervisor = await bench.ready()
+    report = pb.ReportMainProcessExitRequest(
+        sandbox_id=sandbox.metadata.id, instance_id=supervisor.instance_id, exit_code=code
+    )
+    finalize = pb.FinalizeMainProcessExitRequest(sandbox_id=sandbox.metadata.id, instance_id=supervisor.instance_id)
+    stub, meta = supervisor.stub, supervisor.metadata
+    await refused(stub.FinalizeMainProcessExit(finalize, metadata=meta), grpc.StatusCode.FAILED_PRECONDITION)
+    for _ in range(2):
+        await stub.ReportMainProcessExit(report, metadata=meta)
+    for _ in range(2):
+        await stub.FinalizeMainProcessExit(finalize, metadata=meta)
+    bench.driver.snapshot(sandbox.metadata.id, condition("False", "ControlSupervisorExited", "exited with code 0"))
+    await supervisor.disconnect()
+    seen = await bench.get()
+    assert (seen.status.phase, ready(seen).reason) == (phase, reason)
+    assert seen.status.HasField("exit_code")
+    assert seen.status.exit_code == code
+    report.exit_code += 1
+    await refused(stub.ReportMainProcessExit(report, metadata=meta), grpc.StatusCode.FAILED_PRECONDITION)
+    report.instance_id = "another"
+    await refused(stub.ReportMainProcessExit(report, metadata=meta), grpc.StatusCode.FAILED_PRECONDITION)
+
+
+async def test_tokens_are_renewed(bench: GatewayBench) -> None:
+    _, supervisor = await bench.ready()
+    fresh = await supervisor.stub.RefreshSandboxToken(pb.RefreshSandboxTokenRequest(), metadata=supervisor.metadata)
+    assert fresh.sandbox_token
+    assert fresh.session_id
+    assert fresh.credential_epoch == 1
+    supervisor.metadata = (("authorization", f"Bearer {fresh.token}"),)
+    await supervisor.configuration()
+
+
+def sandbox_calls(supervisor: ScriptedSupervisor, sandbox_id: str) -> dict[str, Any]:
+    admission = pb.SandboxConfigurationAdmission(instance_id=supervisor.instance_id, state=PENDING)
+    return {
+        "ReportSandboxConfiguration": pb.ReportSandboxConfigurationRequest(sandbox_id=sandbox_id, admission=admission),
+        "ReportPolicyStatus": pb.ReportPolicyStatusRequest(
+            sandbox_id=sandbox_id, version=1, status=pb.POLICY_STATUS_LOADED
+        ),
+        "GetSandboxProviderEnvironment": pb.GetSandboxProviderEnvironmentRequest(sandbox_id=sandbox_id),
+        "ReportMainProcessExit": pb.ReportMainProcessExitRequest(sandbox_id=sandbox_id, instance_id="i"),
+        "FinalizeMainProcessExit": pb.FinalizeMainProcessExitRequest(sandbox_id=sandbox_id, instance_id="i"),
+    }
+
+
+async def test_a_supervisor_speaks_for_its_own_sandbox_only(bench: GatewayBench) -> None:
+    first, second = await bench.create("one"), await bench.create("two")
+    supervisor = bench.supervisor(first)
+    for name, request in sandbox_calls(supervisor, second.metadata.id).items():
+        method = getattr(supervisor.stub, name)
+        await refused(method(request, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED)
+        await refused(method(request), grpc.StatusCode.UNAUTHENTICATED)
+        bad = (("authorization", "Bearer nonsense"),)
+        await refused(method(request, metadata=bad), grpc.StatusCode.UNAUTHENTICATED)
+    other = sandbox_pb2.GetSandboxConfigRequest(name="two")
+    await refused(
+        supervisor.stub.GetSandboxConfig(other, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
+    )
+    listing = pb.ListSandboxesRequest(workspace_scope=WORKSPACE)
+    await refused(
+        supervisor.stub.ListSandboxes(listing, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
+    )
+    call = supervisor.stub.ConnectSupervisor()
+    await call.write(pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id=supervisor.sandbox_id)))
+    assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_token_outlives_its_sandbox_without_effect(bench: GatewayBench) -> None:
+    sandbox = await bench.create()
+    supervisor = bench.supervisor(sandbox)
+    bench.driver.delete_answers = False
+    await bench.delete()
+    replacement = await bench.create()
+    for name, request in sandbox_calls(supervisor, sandbox.metadata.id).items():
+        method = getattr(supervisor.stub, name)
+        await refused(method(request, metadata=supervisor.metadata), grpc.StatusCode.NOT_FOUND, "sandbox not found")
+    assert (await bench.get()).metadata.id == replacement.metadata.id
+
+
+def _warning() -> Any:
+    from openshell.wire.compute.v1 import compute_driver_pb2
+
+    return compute_driver_pb2.DriverPlatformEvent(
+        source="docker", type="Warning", reason="ControlSupervisorExited", message="exited with code 1"
+    )
