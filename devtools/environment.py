@@ -138,7 +138,7 @@ def _build(root: Path, scratch: Path, version: tuple[int, int]) -> None:
     mark = stamp(root, version)
     environment = {name: value for name, value in os.environ.items() if name not in _IGNORED_VARIABLES}
     python = str(aside / "bin" / "python")
-    pip = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check"]
+    pip = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     log = scratch / "environment.log"
     try:
         run_step(
