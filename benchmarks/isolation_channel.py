@@ -109,7 +109,7 @@ async def _run(folder: Path, calls: int, mebibytes: int) -> dict[str, object]:
     await server.start()
     tls = issue_session_tls(str(uuid.uuid4()))
     context = server_context(certificate_chain_pem=tls.certificate_chain_pem, private_key_pem=tls.private_key_pem)
-    terminator = TlsTerminator(context, inner_name=inner, on_closed=lambda _: None)
+    terminator = TlsTerminator(context, inner_name=inner, on_opened=lambda _: None, on_closed=lambda _: None)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(folder / "s"))
     listener.listen()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -34,6 +35,7 @@ from openshell.wire.sandbox.protocol.v1 import sandbox_protocol_pb2 as stream_pb
 from openshell.wire.sandbox.protocol.v1 import sandbox_protocol_pb2_grpc as stream_grpc
 
 CONTROL_RPC_SECONDS = 30.0
+_STREAM_END_SECONDS = 1.0
 
 Chunk = stream_pb2.DelegatedBoundaryChunk
 
@@ -69,7 +71,7 @@ class BoundaryConnection:
         self.generation = channel.generation
         self.peer_version = ""
         self._channel = channel
-        self._metadata = (("authorization", f"Bearer {sandbox_token}"),)
+        self._metadata = _bearer(sandbox_token)
         self._control = control_grpc.IsolationBackendStub(channel.grpc)
         self._streams = stream_grpc.DelegatedIsolationBoundaryStub(channel.grpc)
         self._boundary_id = ""
@@ -131,6 +133,10 @@ class BoundaryConnection:
             raise response.response.to_error()
         return response.response
 
+    def use_token(self, sandbox_token: str) -> None:
+        """Send another token of the same epoch from here on."""
+        self._metadata = _bearer(sandbox_token)
+
     async def close(self) -> None:
         """Cut the physical connection; idempotent."""
         await self._channel.close()
@@ -140,6 +146,7 @@ class BoundaryConnection:
             await call.write(Chunk(boundary_id=self._boundary_id))
             for piece in chunks(encode_control(envelope.to_json())):
                 await call.write(Chunk(data=piece))
+            await call.done_writing()
         except asyncio.InvalidStateError:
             # The call ended while we wrote; its status says why.
             await _raise_status(call)
@@ -150,6 +157,10 @@ class BoundaryConnection:
             buffer.feed(chunk.data)
             payload = buffer.take_control()
             if payload is not None:
+                # Let the stream end by itself: a reset for every request would look like an attack.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_STREAM_END_SECONDS):
+                        await call.code()
                 return payload
         return await _raise_status(call)
 
@@ -184,6 +195,10 @@ class BoundaryConnection:
         self._boundary_id = response.boundary_id
 
 
+def _bearer(token: str) -> tuple[tuple[str, str]]:
+    return (("authorization", f"Bearer {token}"),)
+
+
 async def _responses(call: grpc.aio.StreamStreamCall[Chunk, Chunk]) -> AsyncIterator[Chunk]:
     async for chunk in call:
         yield chunk
@@ -214,7 +229,10 @@ def _control_error(error: grpc.aio.AioRpcError, step: str) -> IsolationError:
 def _raise_stream_error(error: grpc.aio.AioRpcError, operation: str) -> NoReturn:
     code, words = error.code(), error.details() or "no detail given"
     mapped: BackendError
-    if code in _LOST:
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        # The keepalive tells a dead connection; this one lives and the request is late.
+        mapped = UnavailableError(f"{operation} was not answered in time")
+    elif code in _LOST:
         mapped = TransportLostError(f"{operation}: {words}")
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         mapped = UnavailableError(f"{operation}: {words}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
@@ -37,7 +37,7 @@ from openshell.wire.sandbox.protocol.v1 import sandbox_protocol_pb2_grpc as stre
 logger = logging.getLogger(__name__)
 
 CONTROL_IO_SECONDS = 30.0
-"""How long a stream may take to send its handle and its request."""
+"""How long a connection may take to open the boundary, and a stream to send its handle and its request."""
 MAX_HANDLE_BYTES = 128
 
 LAUNCH_MISMATCH = "boundary launch identity does not match runtime"
@@ -56,7 +56,18 @@ class _Peer:
     connection: PhysicalConnection
     negotiated: bool = False
     auth_epoch: int | None = None
-    streams: set[str] = field(default_factory=set)
+    deadline: asyncio.TimerHandle | None = None
+
+    def opened(self, auth_epoch: int) -> None:
+        """The boundary was opened on it, by a token of this epoch."""
+        self.auth_epoch = auth_epoch
+        self.end()
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None
 
 
 async def refuse(context: Context, code: StatusCode, text: str) -> NoReturn:
@@ -78,12 +89,17 @@ class PeerGate:
         self._verifier = verifier
         self._peers: dict[str, _Peer] = {}
 
+    def expect(self, connection: PhysicalConnection) -> None:
+        """A connection was made; it is cut unless it opens the boundary within 30 seconds."""
+        deadline = asyncio.get_running_loop().call_later(CONTROL_IO_SECONDS, connection.close)
+        self._peers[connection.id] = _Peer(connection=connection, deadline=deadline)
+
     async def peer(self, context: Context) -> _Peer:
         """The peer of a call; refused when it did not come through TLS."""
         connection = self._lookup(context.peer())
         if connection is None:
             await refuse(context, StatusCode.PERMISSION_DENIED, "the connection did not pass the TLS terminator")
-        return self._peers.setdefault(connection.id, _Peer(connection=connection))
+        return self._peers[connection.id]
 
     async def claims(self, context: Context) -> TokenClaims:
         """The verified token of a call."""
@@ -107,7 +123,9 @@ class PeerGate:
 
     def forget(self, connection: PhysicalConnection) -> None:
         """The connection is gone."""
-        self._peers.pop(connection.id, None)
+        peer = self._peers.pop(connection.id, None)
+        if peer is not None:
+            peer.end()
 
 
 class ControlService(control_grpc.IsolationBackendServicer):
@@ -157,7 +175,7 @@ class ControlService(control_grpc.IsolationBackendServicer):
             await refuse(context, StatusCode.PERMISSION_DENIED, CONTENT_MISMATCH)
         if peer.auth_epoch not in (None, claims.auth_epoch):
             await refuse(context, StatusCode.PERMISSION_DENIED, "a new credential epoch needs a new connection")
-        peer.auth_epoch = claims.auth_epoch
+        peer.opened(claims.auth_epoch)
         outcome = control_pb2.OpenBoundaryResponse.LAUNCH_OUTCOME_FRESH
         return control_pb2.OpenBoundaryResponse(boundary_id=expected.boundary_id, outcome=outcome)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -40,9 +41,7 @@ from openshell.isolation.operations import (
     UpdateProviderEnvironment,
     Wait,
 )
-
-REQUEST_SECONDS = 30.0
-ATTACH_SECONDS = 300.0
+from openshell.isolation.recovery import ATTACH_SECONDS, REQUEST_SECONDS, ConnectionKeeper
 
 _R = TypeVar("_R", bound=Result)
 
@@ -51,16 +50,13 @@ class BackendClient:
     """A negotiated, opened boundary.
 
     Every method raises a ``BackendError``: the boundary's own error frame, or ``TransportLostError`` when the physical
-    connection failed. Cancelling a method cancels its stream. Attach and Confirm keep their envelopes, so that a
-    recovery can send them again under the same ids on another connection (isolation contract 3.7).
+    connection failed and was not replaced. Cancelling a method cancels its stream.
     """
 
-    def __init__(self, target: BoundaryTarget, connection: BoundaryConnection, supervisor_instance_id: str) -> None:
+    def __init__(self, target: BoundaryTarget, keeper: ConnectionKeeper, supervisor_instance_id: str) -> None:
         self._target = target
-        self._connection = connection
+        self._keeper = keeper
         self._instance_id = supervisor_instance_id
-        self._attach: RequestEnvelope | None = None
-        self._confirm: RequestEnvelope | None = None
 
     @classmethod
     async def connect(
@@ -72,6 +68,7 @@ class BackendClient:
         supervisor_instance_id: str,
         backend_name: str = BUILT_IN_BACKEND,
         implementation_version: str = "0",
+        recovery_seconds: float = 0.0,
     ) -> BackendClient:
         """Connect, negotiate and open the boundary.
 
@@ -82,6 +79,8 @@ class BackendClient:
             supervisor_instance_id: UUID of this supervisor start.
             backend_name: the admitted backend.
             implementation_version: diagnostic version in the negotiation.
+            recovery_seconds: how long a lost connection is tried to be replaced once confirmed (contract: 30); 0 fails
+                at once.
 
         Raises:
             TransportLostError: nothing answers or TLS failed.
@@ -96,17 +95,18 @@ class BackendClient:
             implementation_version=implementation_version,
         )
         connection = await BoundaryConnection.open(target, sandbox_token=sandbox_token, generation=1)
-        return cls(target, connection, supervisor_instance_id)
+        keeper = ConnectionKeeper(target, connection, sandbox_token=sandbox_token, recovery_seconds=recovery_seconds)
+        return cls(target, keeper, supervisor_instance_id)
 
     @property
     def connection_lost(self) -> asyncio.Event:
-        """Set when the physical connection is gone."""
-        return self._connection.closed
+        """Set when the present physical connection is gone; after a recovery, that of the new one."""
+        return self._keeper.current.closed
 
     @property
     def backend_version(self) -> str:
         """The backend's implementation name and version, as it stated them; diagnostic only."""
-        return self._connection.peer_version
+        return self._keeper.current.peer_version
 
     async def discover_policy(self) -> ImagePolicy:
         """Ask for the image's policy (limit 5 min)."""
@@ -123,8 +123,9 @@ class BackendClient:
             policy=policy,
             resource_claims=self._target.descriptor.resource_claims,
         )
-        self._attach = RequestEnvelope.of(request)
-        attached = await self._send(self._attach, Attached, ATTACH_SECONDS)
+        envelope = RequestEnvelope.of(request)
+        attached = await self._send(envelope, Attached, ATTACH_SECONDS)
+        self._keeper.attach = envelope
         if attached.snapshot.generation != self._target.descriptor.generation:
             raise DescriptorError("the boundary attached another generation")
         return attached.snapshot
@@ -135,8 +136,8 @@ class BackendClient:
         Raises:
             ConfirmError: the evidence is missing something or is about another boundary.
         """
-        self._confirm = self._confirm or RequestEnvelope.of(Confirm())
-        confirmed = await self._send(self._confirm, Confirmed, REQUEST_SECONDS)
+        self._keeper.confirm = self._keeper.confirm or RequestEnvelope.of(Confirm())
+        confirmed = await self._send(self._keeper.confirm, Confirmed, REQUEST_SECONDS)
         descriptor = self._target.descriptor
         confirmed.confirmation.require(
             generation=descriptor.generation,
@@ -208,23 +209,30 @@ class BackendClient:
         await self._ask(Terminate(process_id=process_id), Terminated)
 
     async def terminate_boundary(self) -> None:
-        """End the boundary; succeeds also when it has already ended."""
-        try:
-            await self._ask(TerminateBoundary(), BoundaryTerminated)
-        except TerminatedError:
-            return
+        """End the boundary; succeeds also when it has already ended. A lost connection is not recovered for it."""
+        with contextlib.suppress(TerminatedError):
+            envelope = RequestEnvelope.of(TerminateBoundary())
+            await self._send(envelope, BoundaryTerminated, REQUEST_SECONDS, recovers=False)
+
+    async def renew_token(self, sandbox_token: str) -> None:
+        """Go on with another token; a newer epoch moves to a new connection, which replaces the present one.
+
+        Raises:
+            TokenError: the token has no readable epoch, or the boundary refuses it.
+        """
+        await self._keeper.renew(sandbox_token)
 
     async def close(self) -> None:
         """Cut the connection; the boundary then freezes a running workload. Idempotent."""
-        await self._connection.close()
+        await self._keeper.close()
 
     async def _ask(self, request: Request, expected: type[_R], timeout_seconds: float | None = REQUEST_SECONDS) -> _R:
         return await self._send(RequestEnvelope.of(request), expected, timeout_seconds)
 
-    async def _send(self, envelope: RequestEnvelope, expected: type[_R], timeout_seconds: float | None) -> _R:
-        # Captured before the attempt: a late failure of this connection says nothing of a newer one.
-        connection = self._connection
-        result = await connection.exchange(envelope, timeout_seconds=timeout_seconds)
+    async def _send(
+        self, envelope: RequestEnvelope, expected: type[_R], timeout_seconds: float | None, *, recovers: bool = True
+    ) -> _R:
+        result = await self._keeper.send(envelope, timeout_seconds=timeout_seconds, recovers=recovers)
         if not isinstance(result, expected):
             raise DescriptorError(f"the boundary answered {envelope.request['operation']} with {result.TAG[1]}")
         return result

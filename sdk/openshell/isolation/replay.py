@@ -33,6 +33,7 @@ class _Entry:
 class ReplayLedger:
     """Runs each request once; the same id with the same digest gets the stored outcome, errors included.
 
+    An error that says "not now" is not stored: the same request may succeed later.
     The work runs in a task of the ledger, so a caller that goes away does not interrupt it.
 
     Args:
@@ -76,6 +77,9 @@ class ReplayLedger:
             raise DescriptorError("the request id was already used for another request")
         outcome = await asyncio.shield(entry.outcome)
         if isinstance(outcome, BackendError):
+            if outcome.retryable and self._entries.get(envelope.request_id) is entry:
+                # It had no effect, and its sender may try the same request again.
+                del self._entries[envelope.request_id]
             # A fresh error each time: raising one object twice would chain its tracebacks.
             raise type(outcome)(outcome.message)
         return outcome

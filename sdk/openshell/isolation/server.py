@@ -60,7 +60,9 @@ class BoundaryServer:
         recovery_seconds: float = RECOVERY_SECONDS,
     ) -> None:
         self._inner_name = f"openshell-inner-{secrets.token_hex(16)}"
-        self._terminator = TlsTerminator(tls, inner_name=self._inner_name, on_closed=self._connection_closed)
+        self._terminator = TlsTerminator(
+            tls, inner_name=self._inner_name, on_opened=self._connection_opened, on_closed=self._connection_closed
+        )
         self._session = BoundarySession(
             backend,
             bootstrap=bootstrap,
@@ -88,9 +90,14 @@ class BoundaryServer:
             DocumentError: the path is longer than a socket's may be.
             OSError: the socket cannot be made there.
         """
-        listener, inode = _listen_unix(socket_path)
+        await self._start_grpc()
+        try:
+            listener, inode = _listen_unix(socket_path)
+        except BaseException:
+            await self.close()
+            raise
         self._socket = (socket_path, inode)
-        await self._start(listener)
+        self._terminator.start(listener)
 
     async def wait_terminal(self) -> None:
         """Return once the boundary is Terminal: terminated on request, or because no supervisor came back in time."""
@@ -112,18 +119,16 @@ class BoundaryServer:
         await self._terminator.close()
         await self._session.close()
 
-    async def _start(self, listener: socket.socket) -> None:
-        try:
-            server = grpc.aio.server(options=server_options())
-            control_grpc.add_IsolationBackendServicer_to_server(self._control, server)
-            stream_grpc.add_DelegatedIsolationBoundaryServicer_to_server(self._streams, server)
-            server.add_insecure_port(f"unix-abstract:{self._inner_name}")
-            await server.start()
-        except BaseException:
-            listener.close()
-            raise
+    async def _start_grpc(self) -> None:
+        server = grpc.aio.server(options=server_options())
+        control_grpc.add_IsolationBackendServicer_to_server(self._control, server)
+        stream_grpc.add_DelegatedIsolationBoundaryServicer_to_server(self._streams, server)
+        server.add_insecure_port(f"unix-abstract:{self._inner_name}")
+        await server.start()
         self._grpc = server
-        self._terminator.start(listener)
+
+    def _connection_opened(self, connection: PhysicalConnection) -> None:
+        self._gate.expect(connection)
 
     def _connection_closed(self, connection: PhysicalConnection) -> None:
         self._gate.forget(connection)

@@ -59,14 +59,21 @@ class TlsTerminator:
     Args:
         context: server context.
         inner_name: abstract Unix name that the local gRPC server listens on.
+        on_opened: called once for every connection that passed TLS, before a call can arrive on it.
         on_closed: called once for every connection that is gone, in the event loop, before its name is free again.
     """
 
     def __init__(
-        self, context: ssl.SSLContext, *, inner_name: str, on_closed: Callable[[PhysicalConnection], None]
+        self,
+        context: ssl.SSLContext,
+        *,
+        inner_name: str,
+        on_opened: Callable[[PhysicalConnection], None],
+        on_closed: Callable[[PhysicalConnection], None],
     ) -> None:
         self._context = context
         self._inner_name = inner_name
+        self._on_opened = on_opened
         self._on_closed = on_closed
         self._connections: dict[str, PhysicalConnection] = {}
         self._unreleased: set[PhysicalConnection] = set()
@@ -164,6 +171,7 @@ class TlsTerminator:
         # Before the name is in use: whoever sees it must find it registered.
         self._connections[connection.id] = connection
         self._unreleased.add(connection)
+        self._on_opened(connection)
         try:
             await loop.create_unix_connection(lambda: connection.relay.inner, sock=self._connect_inner(connection))
         except BaseException as error:

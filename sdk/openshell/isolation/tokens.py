@@ -247,6 +247,19 @@ class TokenVerifier:
             raise TokenError("token has expired")
 
 
+def read_auth_epoch(token: str) -> int:
+    """The epoch that a token claims, unverified: for its holder, never for deciding whether to trust it.
+
+    Raises:
+        TokenError: the token is no JWT or claims no epoch.
+    """
+    try:
+        payload: Mapping[str, object] = jwt.decode(token, options={"verify_signature": False})
+    except jwt.PyJWTError:
+        raise TokenError("not a JWT") from None
+    return _number_claim(payload, "auth_epoch")
+
+
 def _mint(profile: TokenProfile, claims: TokenClaims, key_id: str, private_key_pem: str) -> str:
     try:
         key = load_pem_private_key(private_key_pem.encode("utf-8"), None)

@@ -124,3 +124,11 @@ async def test_closing_cancels_what_still_runs() -> None:
     await ledger.close()
     with pytest.raises(asyncio.CancelledError):
         await call
+
+
+async def test_an_error_that_says_not_now_is_not_stored() -> None:
+    ledger, work = ReplayLedger(), Work(UnavailableError("not yet"))
+    with pytest.raises(UnavailableError):
+        await ledger.run(request(), work)
+    work.outcome = Signaled()
+    assert await ledger.run(request(), work) == Signaled()
