@@ -279,6 +279,8 @@ class SandboxBackend(Backend):
         Raises:
             ProcessError: The tree could neither be stopped nor ended.
         """
+        if self._ending:
+            return  # everything ends anyway, and a frozen process would not end in order
         self._frozen = True
         try:
             count = await self._tree.freeze()

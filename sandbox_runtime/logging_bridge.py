@@ -43,3 +43,5 @@ def take_over_logging(log: Log) -> None:
     root = logging.getLogger()
     root.handlers[:] = [LoggingBridge(log)]
     root.setLevel(int(log.level))
+    # At debug level grpc says several lines a call that tell nobody anything.
+    logging.getLogger("grpc").setLevel(logging.WARNING)

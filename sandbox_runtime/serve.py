@@ -45,6 +45,11 @@ class StopRequest:
         self._log.info("Stopping", signal=received.number.name)
         self._asked.set()
 
+    @property
+    def asked(self) -> bool:
+        """Whether a stop was asked for."""
+        return self._asked.is_set()
+
     async def wait(self) -> None:
         """Return once a stop was asked for."""
         await self._asked.wait()

@@ -236,9 +236,18 @@ async def headless_process(world: World) -> dict[str, object]:
     return {"frozen": frozen, "states": first, "left": len(world.tree.members())}
 
 
+SPAWNING = "import os\nwhile True: os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)"
+
+
 async def freeze_during_vfork(world: World) -> dict[str, object]:
     """A parent that waits for its child's execve cannot stop, but neither can it run."""
-    world.spawn(sys.executable, "-I", "-S", "-c", "import os\nwhile True: os.posix_spawn('/bin/true', ['true'], {})")
+    world.spawn(
+        sys.executable,
+        "-I",
+        "-S",
+        "-c",
+        "import os\nwhile True: os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)",
+    )
     await until(lambda: len(live(world)) > 1)
     counts = []
     for _ in range(40):
@@ -319,11 +328,12 @@ async def launch_failures(world: World) -> dict[str, object]:
 async def launch_cancelled(world: World) -> dict[str, object]:
     """A launch that is given up leaves no process."""
     attempt = asyncio.ensure_future(world.launch(SHELL, "-c", "sleep 300"))
-    await until(lambda: bool(live(world)))
+    await asyncio.sleep(0)  # one step of the attempt: it has spawned the launcher and waits for its report
+    spawned = len(live(world))
     attempt.cancel()
     await asyncio.wait({attempt})
     await world.reaper.wait_childless()
-    return {"cancelled": attempt.cancelled(), "left": len(world.tree.members())}
+    return {"spawned": spawned, "cancelled": attempt.cancelled(), "left": len(world.tree.members())}
 
 
 async def launch_no_leaks(world: World) -> dict[str, object]:
@@ -384,8 +394,12 @@ async def abstract_sockets(world: World) -> dict[str, object]:
 async def main() -> None:
     """Run the scenario that is named on the command line."""
     scenario: Callable[[World], Awaitable[dict[str, object]]] = globals()[sys.argv[1]]
-    async with asyncio.timeout(50):
-        result = await scenario(World())
+    world = World()
+    try:
+        async with asyncio.timeout(40):
+            result = await scenario(world)
+    finally:
+        await world.tree.terminate(grace_seconds=0)  # also when it failed: nothing may outlive the test
     print(json.dumps(result))
 
 

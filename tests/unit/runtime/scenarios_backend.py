@@ -311,8 +311,12 @@ async def never_started(world: World) -> dict[str, object]:
 async def main() -> None:
     """Run the scenario that is named on the command line."""
     scenario: Callable[[World], Awaitable[dict[str, object]]] = globals()[sys.argv[1]]
-    async with asyncio.timeout(50):
-        result = await scenario(World())
+    world = World()
+    try:
+        async with asyncio.timeout(40):
+            result = await scenario(world)
+    finally:
+        await world.tree.terminate(grace_seconds=0)  # also when it failed: nothing may outlive the test
     print(json.dumps(result))
 
 

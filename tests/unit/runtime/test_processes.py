@@ -116,7 +116,7 @@ def test_a_program_that_cannot_start_is_explained(scenario: Scenario, tmp_path: 
 
 @needs_landlock
 def test_a_launch_that_is_given_up_leaves_no_process(scenario: Scenario) -> None:
-    assert scenario("launch_cancelled") == {"cancelled": True, "left": 0}
+    assert scenario("launch_cancelled") == {"spawned": 1, "cancelled": True, "left": 0}
 
 
 @needs_landlock
