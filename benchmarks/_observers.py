@@ -132,6 +132,18 @@ class DriverWatch(_Seen[pb.WatchSandboxesEvent]):
     def _end(self) -> None:
         self._call.cancel()
 
+    def wait_ready(self, sandbox_id: str) -> int:
+        """Wait until the driver itself calls a sandbox ready; a gateway may do so a moment earlier."""
+        return self.wait(
+            lambda event: (
+                event.sandbox.sandbox.id == sandbox_id
+                and any(
+                    condition.type == "Ready" and condition.status == "True"
+                    for condition in event.sandbox.sandbox.status.conditions
+                )
+            )
+        )
+
     def wait_killed(self, sandbox_id: str) -> int:
         """Wait for the event that carries the verdict on a sandbox's supervisor, which must be that of a SIGKILL."""
 

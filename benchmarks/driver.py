@@ -112,6 +112,7 @@ def lose_supervisor(bench: Bench) -> tuple[float, float]:
         if sandbox.metadata is None:
             raise RuntimeError("the gateway returned a sandbox without metadata")
         sandbox_id = sandbox.metadata.id
+        bench.watch.wait_ready(sandbox_id)
         supervisor = bench.containers(sandbox_id)["supervisor"]
         kill = _killer(bench.engine, supervisor)
         bench.events.forget()
