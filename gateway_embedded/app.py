@@ -172,6 +172,14 @@ class Gateway:
         for task in done:
             task.result()
 
+    async def sweep_now(self) -> None:
+        """Compare stored and actual sandboxes without waiting for the next regular sweep.
+
+        Raises:
+            DriverCallError: The driver did not list its sandboxes.
+        """
+        await self._observer.sweep()
+
     async def settle(self) -> None:
         """Wait until no detached work is left."""
         await self._tasks.settle()

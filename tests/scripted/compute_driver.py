@@ -35,6 +35,7 @@ class ScriptedDriver(pb_grpc.ComputeDriverServicer):
         self.delete_answers = True
         self.announces_deletion = True
         self.gates: dict[str, asyncio.Event] = {}
+        self._entered: dict[str, asyncio.Event] = {}
         self.watches = 0
         self.watch_opened = asyncio.Condition()
         self.capabilities = pb.GetCapabilitiesResponse(
@@ -117,7 +118,12 @@ class ScriptedDriver(pb_grpc.ComputeDriverServicer):
         self.sandboxes.pop(sandbox_id, None)
         self.publish(pb.WatchSandboxesEvent(deleted=pb.WatchSandboxesDeletedEvent(sandbox_id=sandbox_id)))
 
+    async def entered(self, rpc: str) -> None:
+        """Wait until the gateway has called that RPC at least once."""
+        await self._entered.setdefault(rpc, asyncio.Event()).wait()
+
     async def _enter(self, rpc: str, context: Context) -> None:
+        self._entered.setdefault(rpc, asyncio.Event()).set()
         gate = self.gates.get(rpc)
         if gate is not None:
             await gate.wait()

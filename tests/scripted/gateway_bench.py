@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
 import grpc
 
-from gateway_embedded.app import Gateway
+from gateway_embedded.app import Gateway, utc_now
 from gateway_embedded.config import DriverTimings, GatewayConfig
 from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
 from openshell.wire.v1 import openshell_pb2 as pb
@@ -19,6 +20,17 @@ from scripted.compute_driver import ScriptedDriver
 from scripted.supervisor import ScriptedSupervisor
 
 WORKSPACE = WorkspaceSelector(workspace="default")
+
+
+class MovableClock:
+    """The time, moved ahead by as much as a test says."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def __call__(self) -> datetime:
+        """The time now."""
+        return utc_now() + self.ahead
 
 
 class GatewayBench:
@@ -35,7 +47,8 @@ class GatewayBench:
                 **config,
             }
         )
-        self.gateway = Gateway(self.config)
+        self.clock = MovableClock()
+        self.gateway = Gateway(self.config, clock=self.clock)
         self.target = ""
         self._stack = AsyncExitStack()
         self._watched: list[pb.SandboxStreamEvent] = []
@@ -51,15 +64,16 @@ class GatewayBench:
 
     async def start_gateway(self) -> None:
         """Start a gateway on the same state folder."""
-        self.gateway = Gateway(self.config)
+        self.gateway = Gateway(self.config, clock=self.clock)
         port = await self.gateway.start()
         self._stack.push_async_callback(self.gateway.stop)
+        opened = self.driver.watches
         await self.gateway.connect()
         self.target = f"127.0.0.1:{port}"
         self.channel = grpc.aio.insecure_channel(self.target, options=(("grpc.use_local_subchannel_pool", 1),))
         self._stack.push_async_callback(self.channel.close)
         self.stub: pb_grpc.OpenShellAsyncStub = pb_grpc.OpenShellStub(self.channel)
-        await self.driver.watch_open()
+        await self.driver.watch_open(opened + 1)
 
     async def create(self, name: str = "alpha", **fields: Any) -> pb.Sandbox:
         """Create a sandbox as a user."""
@@ -122,6 +136,13 @@ class GatewayBench:
         self.driver.backend_ready(sandbox.metadata.id)
         await supervisor.run()
         return await self.until(lambda seen: seen.status.phase == pb.SANDBOX_PHASE_READY, name), supervisor
+
+
+async def read(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> pb.SandboxStreamEvent:
+    """The next event of a stream."""
+    event = await call.read()
+    assert isinstance(event, pb.SandboxStreamEvent)
+    return event
 
 
 async def rest(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> list[pb.SandboxStreamEvent]:

@@ -78,7 +78,7 @@ class ScriptedSupervisor:
         self._session = self.stub.ConnectSupervisor(metadata=self.metadata)
         hello = pb.SupervisorHello(sandbox_id=self.sandbox_id, instance_id=self.instance_id)
         await self._session.write(pb.SupervisorMessage(hello=hello))
-        answer = await self._session.read()
+        answer = await self.hear()
         assert answer.WhichOneof("payload") == "session_accepted"
         return answer.session_accepted
 
@@ -90,7 +90,9 @@ class ScriptedSupervisor:
     async def hear(self) -> pb.GatewayMessage:
         """The next message of the gateway."""
         assert self._session is not None
-        return await self._session.read()
+        message: Any = await self._session.read()
+        assert isinstance(message, pb.GatewayMessage)
+        return message
 
     async def session_status(self) -> grpc.StatusCode:
         """How the gateway ended the session."""

@@ -21,7 +21,7 @@ def google_rpc() -> dict[str, type[Message]]:
 
     def add(owner: descriptor_pb2.DescriptorProto, name: str, number: int, kind: int, of: str = "") -> None:
         many = 3 if of else 1
-        added = owner.field.add(name=name, number=number, type=kind, label=many)  # type: ignore[arg-type]
+        added = owner.field.add(name=name, number=number, type=kind, label=many)
         if of:
             added.type_name = of
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import grpc
 import pytest
-
-from openshell.wire.sandbox.v1 import sandbox_pb2
-from openshell.wire.v1 import openshell_pb2 as pb
 from scripted.compute_driver import condition
 from scripted.gateway_bench import WORKSPACE, GatewayBench, condition_of, ready, rest
 from scripted.supervisor import ScriptedSupervisor
+
+from openshell.wire.sandbox.v1 import sandbox_pb2
+from openshell.wire.v1 import openshell_pb2 as pb
 
 PENDING = pb.CONFIGURATION_ADMISSION_STATE_PENDING
 ACCEPTED = pb.CONFIGURATION_ADMISSION_STATE_ACCEPTED
@@ -174,9 +174,11 @@ async def test_a_supervisor_may_write_a_policy_and_nothing_else(bench: GatewayBe
     supervisor = bench.supervisor(await bench.create())
     update, meta = supervisor.stub.UpdateConfig, supervisor.metadata
     denied, invalid = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
+    everywhere = pb.UpdateConfigRequest()
+    setattr(everywhere, "global", True)
     await refused(update(pb.UpdateConfigRequest(sandbox="other"), metadata=meta), denied)
     await refused(update(pb.UpdateConfigRequest(setting_key="k"), metadata=meta), denied, "setting_key")
-    await refused(update(pb.UpdateConfigRequest(**{"global": True}), metadata=meta), denied, "global")
+    await refused(update(everywhere, metadata=meta), denied, "global")
     await refused(update(pb.UpdateConfigRequest(), metadata=meta), invalid, "policy is required")
     root = sandbox_pb2.SandboxPolicy(process=sandbox_pb2.ProcessPolicy(run_as_user="0"))
     await refused(update(pb.UpdateConfigRequest(policy=root), metadata=meta), invalid, "privileges")

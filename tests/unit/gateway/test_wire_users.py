@@ -9,14 +9,14 @@ from typing import Any
 
 import grpc
 import pytest
+from scripted.compute_driver import condition
+from scripted.gateway_bench import WORKSPACE, GatewayBench, read, ready, rest
 
 from gateway_embedded.rpc_table import rpc_table
 from openshell.schema import own_schema_sha256
 from openshell.wire.datamodel.v1.datamodel_pb2 import AllWorkspaces, WorkspaceSelector
 from openshell.wire.sandbox.v1 import sandbox_pb2
 from openshell.wire.v1 import openshell_pb2 as pb
-from scripted.compute_driver import condition
-from scripted.gateway_bench import WORKSPACE, GatewayBench, ready, rest
 
 HASH = ("openshell-schema-sha256", own_schema_sha256())
 
@@ -58,12 +58,13 @@ async def test_every_rpc_that_is_not_built_says_so(bench: GatewayBench) -> None:
     for entry in rpc_table().values():
         if entry.built:
             continue
-        make = {
+        makers: dict[tuple[bool, bool], Any] = {
             (False, False): bench.channel.unary_unary,
             (False, True): bench.channel.unary_stream,
             (True, False): bench.channel.stream_unary,
             (True, True): bench.channel.stream_stream,
-        }[entry.client_streaming, entry.server_streaming]
+        }
+        make = makers[entry.client_streaming, entry.server_streaming]
         call = make(entry.path)(iter(()) if entry.client_streaming else b"")
         assert await call.code() == grpc.StatusCode.UNIMPLEMENTED, entry.name
         assert entry.name in await call.details()
@@ -199,8 +200,7 @@ async def test_a_repeat_while_the_first_runs_waits_for_it(bench: GatewayBench) -
     gate = bench.driver.gates["CreateSandbox"] = asyncio.Event()
     rid = str(uuid.uuid4())
     calls = [asyncio.create_task(bench.create(request_id=rid)) for _ in range(3)]
-    while not bench.driver.created:
-        await asyncio.sleep(0)
+    await bench.driver.entered("CreateSandbox")
     gate.set()
     first, *others = await asyncio.gather(*calls)
     assert [other.metadata.id for other in others] == [first.metadata.id] * 2
@@ -220,8 +220,7 @@ async def test_a_client_that_goes_away_does_not_stop_its_create(bench: GatewayBe
     call = bench.stub.CreateSandbox(
         pb.CreateSandboxRequest(name="alpha", workspace_scope=WORKSPACE, spec=pb.SandboxSpec())
     )
-    while not bench.driver.created:
-        await asyncio.sleep(0)
+    await bench.driver.entered("CreateSandbox")
     call.cancel()
     assert await call.code() == grpc.StatusCode.CANCELLED
     gate.set()
@@ -266,7 +265,7 @@ async def test_a_delete_is_pending_until_the_driver_says_deleted(bench: GatewayB
     sandbox = await bench.create()
     bench.driver.announces_deletion = False
     watch = bench.watch(follow_status=True)
-    await watch.read()
+    await read(watch)
     assert (await bench.delete()).outcome == pb.DELETION_OUTCOME_ACCEPTED
     seen = await bench.until(lambda found: found.status.phase == pb.SANDBOX_PHASE_DELETING)
     assert seen.metadata.HasField("deletion_time")
@@ -313,8 +312,7 @@ async def test_concurrent_deletes_are_one(bench: GatewayBench) -> None:
     await bench.create()
     gate = bench.driver.gates["DeleteSandbox"] = asyncio.Event()
     calls = [asyncio.create_task(bench.delete()) for _ in range(3)]
-    while not bench.driver.deleted:
-        await asyncio.sleep(0)
+    await bench.driver.entered("DeleteSandbox")
     # The others reach the gateway over one connection, in order, before this call is answered.
     await bench.stub.Health(pb.HealthRequest())
     gate.set()
@@ -326,7 +324,7 @@ async def test_concurrent_deletes_are_one(bench: GatewayBench) -> None:
 async def test_a_watch_starts_with_the_sandbox_and_ends_at_ready_when_asked(bench: GatewayBench) -> None:
     sandbox = await bench.create()
     watch = bench.watch(follow_status=True, stop_on_terminal=True)
-    first = await watch.read()
+    first = await read(watch)
     assert first.sandbox.metadata.id == sandbox.metadata.id
     supervisor = bench.supervisor(sandbox)
     bench.driver.backend_ready(sandbox.metadata.id)
@@ -343,8 +341,8 @@ async def test_a_watch_starts_with_the_sandbox_and_ends_at_ready_when_asked(benc
 async def test_a_watch_without_status_still_starts_with_the_sandbox(bench: GatewayBench) -> None:
     await bench.create()
     watch = bench.watch(follow_logs=True)
-    assert (await watch.read()).WhichOneof("payload") == "sandbox"
-    warning = await watch.read()
+    assert (await read(watch)).WhichOneof("payload") == "sandbox"
+    warning = await read(watch)
     assert warning.warning.message == "this gateway keeps no sandbox logs"
     watch.cancel()
 
@@ -364,11 +362,12 @@ async def test_configuration_for_users(bench: GatewayBench) -> None:
 
 
 async def test_malformed_bytes_do_not_hurt(bench: GatewayBench) -> None:
-    call = bench.channel.unary_unary("/openshell.v1.OpenShell/CreateSandbox")(b"\xff\xff\xff")
+    channel: Any = bench.channel
+    call = channel.unary_unary("/openshell.v1.OpenShell/CreateSandbox")(b"\xff\xff\xff")
     assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
     assert "CreateSandboxRequest" in await call.details()
-    watch = bench.channel.unary_stream("/openshell.v1.OpenShell/WatchSandbox")(b"\xff\xff\xff")
+    watch = channel.unary_stream("/openshell.v1.OpenShell/WatchSandbox")(b"\xff\xff\xff")
     assert await watch.code() == grpc.StatusCode.INVALID_ARGUMENT
-    session = bench.channel.stream_stream("/openshell.v1.OpenShell/ConnectSupervisor")(iter((b"\xff\xff\xff",)))
+    session = channel.stream_stream("/openshell.v1.OpenShell/ConnectSupervisor")(iter((b"\xff\xff\xff",)))
     assert await session.code() == grpc.StatusCode.UNAUTHENTICATED
     await bench.create()
