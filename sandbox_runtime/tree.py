@@ -170,13 +170,11 @@ class ProcessTree:
                 if not entry.ended and entry.state not in _STOPPED:
                     self._frozen.add(entry.identity)
                     _send(entry.pid, signal.SIGSTOP)
-            if not moving:
-                continue
             if loop.time() >= deadline:
                 pids = ", ".join(str(entry.pid) for entry in moving[:5])
                 raise TreeError(f"{len(moving)} processes still ran {FREEZE_SECONDS:g} s after SIGSTOP (pids {pids})")
             # The kernel tells nobody but the parent when a process has stopped, so look again shortly.
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause if moving else 0)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     def _is_still(self, entry: ProcessEntry) -> bool:
