@@ -10,14 +10,18 @@ import secrets
 import tarfile
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import docker
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from docker.errors import NotFound
 
+from devtools.inventory import RUN_LABEL
 from openshell.isolation.client import BackendClient
 from openshell.isolation.documents import (
     BoundaryBootstrap,
@@ -35,7 +39,7 @@ from openshell.isolation.tls import SessionTls, issue_session_tls
 from openshell.isolation.tokens import TokenClaims, mint_sandbox_token
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
     from docker import APIClient
     from scripted.ownership import OwnerLabel
@@ -193,8 +197,6 @@ class Sandbox:
 
     async def has_file(self, path: str) -> None:
         """Return once a file is there; only the container knows when."""
-        from docker.errors import NotFound
-
         async with asyncio.timeout(20):
             while True:
                 try:
@@ -307,22 +309,50 @@ class Sandboxes:
         return Sandbox(self._client, container_id, launch, channel)
 
 
-@pytest.fixture
-def runtime_volume(docker_client: APIClient, owner_label: OwnerLabel, runtime_image: str) -> str:
-    """A volume with the runtime: the engine fills it from the image when a container is made."""
-    name = str(docker_client.create_volume(labels=owner_label.labels)["Name"])
-    host = docker_client.create_host_config(network_mode="none", binds=[f"{name}:{RUNTIME_FOLDER}"])
-    made = docker_client.create_container(runtime_image, ["never"], host_config=host, labels=owner_label.labels)
-    docker_client.remove_container(made["Id"])
-    return name
+class RuntimeVolumes:
+    """Volumes with the runtime, one an image; filling one takes longer than most tests."""
+
+    def __init__(self, docker_host: str) -> None:
+        self._client = docker.APIClient(base_url=docker_host, version="auto", timeout=60)
+        self._labels = {RUN_LABEL: os.environ.get("OPENSHELL_TEST_RUN", "by-hand")}
+        self._by_image: dict[str, str] = {}
+
+    def holding(self, image: str) -> str:
+        """The volume; the engine fills it from the image when a container is made."""
+        if image not in self._by_image:
+            name = str(self._client.create_volume(labels=self._labels)["Name"])
+            self._by_image[image] = name
+            host = self._client.create_host_config(network_mode="none", binds=[f"{name}:{RUNTIME_FOLDER}"])
+            made = self._client.create_container(image, ["never"], host_config=host, labels=self._labels)
+            self._client.remove_container(made["Id"])
+        return self._by_image[image]
+
+    def close(self) -> None:
+        for name in self._by_image.values():
+            self._client.remove_volume(name, force=True)
+        self._client.close()
+
+
+@pytest.fixture(scope="module")
+def runtime_volumes(docker_host: str) -> Iterator[RuntimeVolumes]:
+    """Shared by the tests of a module, none of which can write to it."""
+    volumes = RuntimeVolumes(docker_host)
+    yield volumes
+    volumes.close()
 
 
 @pytest.fixture
 async def sandboxes(
-    docker_client: APIClient, owner_label: OwnerLabel, runtime_volume: str, workload_image: str
+    docker_client: APIClient,
+    owner_label: OwnerLabel,
+    runtime_volumes: RuntimeVolumes,
+    runtime_image: str,
+    workload_image: str,
 ) -> AsyncIterator[Sandboxes]:
     """Makes workload containers; what is made is removed at the end."""
-    made = Sandboxes(docker_client, owner_label, runtime_volume, workload_image)
+    made = Sandboxes(docker_client, owner_label, runtime_volumes.holding(runtime_image), workload_image)
     yield made
     for sandbox in made.made:
         await sandbox.close()
+        with suppress(NotFound):  # before the module's volume goes
+            await asyncio.to_thread(docker_client.remove_container, sandbox.id, force=True)

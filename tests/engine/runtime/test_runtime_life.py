@@ -139,3 +139,15 @@ async def test_orphans_are_reaped(sandboxes: Sandboxes) -> None:
     await client.wait(MAIN)
     assert "Z" not in await sandbox.file("/sandbox/result")
     assert [line for line in await sandbox.processes() if "sleep" in line] == []
+
+
+async def test_an_interactive_agent_has_a_terminal_of_its_own(sandboxes: Sandboxes) -> None:
+    sandbox = await sandboxes.start()
+    script = "{ tty; stty size; ps -o tty,comm | grep -c '^136,'; } > /sandbox/result 2>&1 < /dev/tty"
+    policy = Policy(read_only=("/bin", "/etc", "/proc"), read_write=("/dev/tty", "/dev/null", "/dev/pts"))
+    client, _ = await sandbox.started(script, policy=policy, interactive=True)
+    assert await client.wait(MAIN) == ExitStatus.exited(0)
+    terminal, size, count = (await sandbox.file("/sandbox/result")).splitlines()
+    assert terminal in {"/dev/pts/0", "/dev/tty"}
+    assert size == "24 80"
+    assert int(count) >= 2
