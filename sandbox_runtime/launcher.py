@@ -51,6 +51,8 @@ PREPARED = b"prepared\n"
 """Written to the status pipe right before the first execve."""
 CANNOT_EXECUTE = 126
 NOT_FOUND = 127
+OOM_SCORE_ADJUSTMENT = 500
+"""Of the agent and all that it starts; anybody may raise it, nobody without privilege may lower it again."""
 _KEPT_OPEN = frozenset(range(RULESET_FD + 1))
 _LARGEST_INSTRUCTIONS_BYTES = 8 * 1024 * 1024
 
@@ -72,6 +74,7 @@ def main() -> NoReturn:
             _take_terminal()
         os.umask(0o022)
 
+        _offer_to_oom_killer()
         stage = "limits"
         for name, soft, hard in instructions["limits"]:
             path = name
@@ -132,6 +135,17 @@ def _take_terminal() -> None:
     import termios
 
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _offer_to_oom_killer() -> None:
+    """When memory runs out the kernel shall take the agent, not PID 1, who would take everything with it."""
+    try:
+        with open("/proc/self/oom_score_adj", "r+") as stream:  # noqa: PTH123 - pathlib costs start time
+            score = int(stream.read())
+            stream.seek(0)
+            stream.write(str(max(score, OOM_SCORE_ADJUSTMENT)))
+    except (OSError, ValueError):
+        return  # an advantage, not a control
 
 
 def _limit(name: str, soft: int, hard: int) -> None:

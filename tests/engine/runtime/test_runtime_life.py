@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -151,3 +152,14 @@ async def test_an_interactive_agent_has_a_terminal_of_its_own(sandboxes: Sandbox
     assert terminal in {"/dev/pts/0", "/dev/tty"}
     assert size == "24 80"
     assert int(count) >= 2
+
+
+async def test_when_memory_runs_out_the_agent_goes_and_its_runtime_tells_of_it(sandboxes: Sandboxes) -> None:
+    sandbox = await sandboxes.start(mem_limit="192m", memswap_limit="192m")
+    client, _ = await sandbox.started(
+        "exec tail /dev/zero", policy=replace(POLICY, read_only=(*POLICY.read_only, "/dev/zero"))
+    )
+    assert await client.wait(MAIN) == ExitStatus.signaled(9)
+    assert await sandbox.running()
+    await client.terminate_boundary()
+    assert await sandbox.ended() == 137

@@ -271,7 +271,8 @@ async def kill_frozen(world: World) -> dict[str, object]:
 async def launch_echo(world: World) -> dict[str, object]:
     """What the program finds: arguments, environment, folder, session, descriptors, signals, privileges."""
     script = (
-        "echo $1; pwd; env | sort; ls /proc/self/fd | wc -l; grep -E '^(Sig(Blk|Ign)|NoNewPrivs):' /proc/self/status"
+        "echo $1; pwd; env | sort; ls /proc/self/fd | wc -l; cat /proc/self/oom_score_adj; "
+        "grep -E '^(Sig(Blk|Ign)|NoNewPrivs):' /proc/self/status"
     )
     child, reader = await world.launch(
         SHELL,
