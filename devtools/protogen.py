@@ -54,7 +54,9 @@ def _write_wire(scratch: Path, target: Path) -> None:
 
 def _write_messages(scratch: Path, target: Path) -> None:
     files = [
-        path.relative_to(PROTO).as_posix() for package in PUBLIC_PACKAGES for path in sorted((PROTO / package).glob("*.proto"))
+        path.relative_to(PROTO).as_posix()
+        for package in PUBLIC_PACKAGES
+        for path in sorted((PROTO / package).glob("*.proto"))
     ]
     _compile(
         scratch,
@@ -63,7 +65,9 @@ def _write_messages(scratch: Path, target: Path) -> None:
         "--python_betterproto2_opt=client_generation=none",
     )
     shutil.copytree(scratch, target)
-    (target / "__init__.py").write_text('"""Generated betterproto2 types; the public names are re-exported."""\n', "utf-8")
+    (target / "__init__.py").write_text(
+        '"""Generated betterproto2 types; the public names are re-exported."""\n', "utf-8"
+    )
 
 
 def generate(wire: Path = WIRE, messages: Path = MESSAGES) -> None:
