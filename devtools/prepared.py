@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,11 +28,13 @@ from devtools.images import (
 )
 from devtools.images import build_images as build_image_set
 from devtools.images.build import REPOSITORY
+from devtools.images.busybox import find_busybox
 from devtools.images.cache import cache_folder
 from devtools.inventory import Inventory, differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from devtools.engine import Engine
     from devtools.images import ImageProgress
@@ -62,6 +65,7 @@ class Prepared:
         variables = {name: value for name, value in child_environment().items() if name not in _CLIENT_VARIABLES}
         variables["DOCKER_HOST"] = self.engine.address
         variables["OPENSHELL_TEST_RUN"] = self.run
+        variables["PATH"] = f"{_busybox_folder()}{os.pathsep}{variables['PATH']}"
         return variables | self.images.environment()
 
 
@@ -77,6 +81,18 @@ def build_images() -> ImageSet:
             return _build_with_known_packages(progress)
     except ImageError as error:
         raise StepFailedError(f"the images cannot be built: {error}") from error
+
+
+def _busybox_folder() -> Path:
+    """A folder whose ``busybox`` is the static one of the workload image, for tests that make images of their own."""
+    folder = cache_folder() / "programs"
+    folder.mkdir(parents=True, exist_ok=True)
+    program, link = find_busybox(cache_folder() / "images"), folder / "busybox"
+    if not link.is_symlink() or link.readlink() != program:
+        fresh = folder / f"busybox-{os.getpid()}"
+        fresh.symlink_to(program)
+        fresh.replace(link)
+    return folder
 
 
 def _build_with_known_packages(progress: ImageProgress) -> ImageSet:

@@ -76,7 +76,7 @@ def run_container(address: str) -> int:
     client = docker.APIClient(base_url=address, version="auto", timeout=60)
     try:
         content = io.BytesIO()
-        with tarfile.open(fileobj=content, mode="w") as archive:
+        with tarfile.open(fileobj=content, mode="w", dereference=True) as archive:
             for name in program_files(Path(busybox).resolve()):
                 archive.add(name, arcname=name.lstrip("/"))
         client.import_image_from_data(content.getvalue(), repository="local/waiter", tag="1")
