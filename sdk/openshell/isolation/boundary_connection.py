@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -15,7 +15,6 @@ from openshell.isolation.channel import PhysicalChannel
 from openshell.isolation.documents import RuntimeDescriptor
 from openshell.isolation.envelope import RequestEnvelope, ResponseEnvelope
 from openshell.isolation.errors import (
-    BackendError,
     DescriptorError,
     DocumentError,
     FramingError,
@@ -105,7 +104,9 @@ class BoundaryConnection:
             timeout_seconds: limit, none for no limit.
 
         Raises:
-            TransportLostError: the connection failed, or no answer came in time; nothing is known of the request.
+            TransportLostError: the connection failed; nothing is known of the request.
+            UnavailableError: no answer came in time.
+            TokenError: the boundary no longer accepts the token.
             BackendError: the boundary's error frame.
         """
         if self.closed.is_set():
@@ -116,7 +117,7 @@ class BoundaryConnection:
             payload = await self._round_trip(call, envelope)
             response = ResponseEnvelope.from_json(payload)
         except grpc.aio.AioRpcError as error:
-            _raise_stream_error(error, operation)
+            raise _stream_error(error, operation, closed=self.closed.is_set()) from None
         except asyncio.CancelledError:
             # grpcio reports a channel closed under a call as cancellation; only our own task's may leave as such.
             task = asyncio.current_task()
@@ -143,13 +144,19 @@ class BoundaryConnection:
 
     async def _round_trip(self, call: grpc.aio.StreamStreamCall[Chunk, Chunk], envelope: RequestEnvelope) -> bytes:
         try:
-            await call.write(Chunk(boundary_id=self._boundary_id))
-            for piece in chunks(encode_control(envelope.to_json())):
-                await call.write(Chunk(data=piece))
+            for chunk in self._request_chunks(envelope):
+                if call.done():
+                    await _raise_status(call)
+                await call.write(chunk)
             await call.done_writing()
         except asyncio.InvalidStateError:
             # The call ended while we wrote; its status says why.
             await _raise_status(call)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INTERNAL:
+                # grpcio's own word for a write on a call that has just ended: nothing is known of the request.
+                raise TransportLostError("the stream ended while the request was being sent") from None
+            raise
         buffer = FrameBuffer()
         async for chunk in _responses(call):
             if chunk.WhichOneof("payload") != "data":
@@ -164,6 +171,11 @@ class BoundaryConnection:
                 return payload
         return await _raise_status(call)
 
+    def _request_chunks(self, envelope: RequestEnvelope) -> Iterator[Chunk]:
+        yield Chunk(boundary_id=self._boundary_id)
+        for piece in chunks(encode_control(envelope.to_json())):
+            yield Chunk(data=piece)
+
     async def _negotiate(self, target: BoundaryTarget) -> None:
         ours = our_metadata("openshell-supervisor", target.implementation_version)
         request = control_pb2.GetIsolationCapabilitiesRequest(supervisor=ours)
@@ -172,7 +184,7 @@ class BoundaryConnection:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
                 raise NegotiationError(error.details() or "the boundary refuses this supervisor's version") from None
-            raise _control_error(error, "negotiation") from None
+            raise _control_error(error, "negotiation", closed=self.closed.is_set()) from None
         theirs = response.backend if response.HasField("backend") else None
         negotiate(ours, theirs, peer="backend")
         self.peer_version = f"{response.backend.implementation_name} {response.backend.implementation_version}"
@@ -189,7 +201,7 @@ class BoundaryConnection:
         try:
             response = await self._control.OpenBoundary(request, metadata=self._metadata, timeout=CONTROL_RPC_SECONDS)
         except grpc.aio.AioRpcError as error:
-            raise _control_error(error, "OpenBoundary") from None
+            raise _control_error(error, "OpenBoundary", closed=self.closed.is_set()) from None
         if not response.boundary_id:
             raise DescriptorError("the boundary opened without an id")
         self._boundary_id = response.boundary_id
@@ -214,11 +226,17 @@ async def _raise_status(call: grpc.aio.StreamStreamCall[Chunk, Chunk]) -> NoRetu
 
 
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+_UNSURE = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
-def _control_error(error: grpc.aio.AioRpcError, step: str) -> IsolationError:
+def _is_lost(code: grpc.StatusCode, *, closed: bool) -> bool:
+    # A connection that breaks mid-call may also show as one of the unsure codes.
+    return code in _LOST or (closed and code in _UNSURE)
+
+
+def _control_error(error: grpc.aio.AioRpcError, step: str, *, closed: bool) -> IsolationError:
     code, words = error.code(), error.details() or "no detail given"
-    if code in _LOST:
+    if _is_lost(code, closed=closed):
         return TransportLostError(f"{step}: {words}")
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return TokenError(words)
@@ -226,18 +244,17 @@ def _control_error(error: grpc.aio.AioRpcError, step: str) -> IsolationError:
     return DescriptorError(f"{step} refused ({code.name}): {words}")
 
 
-def _raise_stream_error(error: grpc.aio.AioRpcError, operation: str) -> NoReturn:
+def _stream_error(error: grpc.aio.AioRpcError, operation: str, *, closed: bool) -> IsolationError:
     code, words = error.code(), error.details() or "no detail given"
-    mapped: BackendError
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and not closed:
         # The keepalive tells a dead connection; this one lives and the request is late.
-        mapped = UnavailableError(f"{operation} was not answered in time")
-    elif code in _LOST:
-        mapped = TransportLostError(f"{operation}: {words}")
-    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        mapped = UnavailableError(f"{operation}: {words}")
-    elif code is grpc.StatusCode.INTERNAL:
-        mapped = ProcessError(f"{operation}: {words}")
-    else:
-        mapped = DescriptorError(f"{operation} refused ({code.name}): {words}")
-    raise mapped from None
+        return UnavailableError(f"{operation} was not answered in time")
+    if _is_lost(code, closed=closed):
+        return TransportLostError(f"{operation}: {words}")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return TokenError(words)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return UnavailableError(f"{operation}: {words}")
+    if code in _UNSURE:
+        return ProcessError(f"{operation}: {words}")
+    return DescriptorError(f"{operation} refused ({code.name}): {words}")

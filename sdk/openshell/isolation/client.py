@@ -49,8 +49,9 @@ _R = TypeVar("_R", bound=Result)
 class BackendClient:
     """A negotiated, opened boundary.
 
-    Every method raises a ``BackendError``: the boundary's own error frame, or ``TransportLostError`` when the physical
-    connection failed and was not replaced. Cancelling a method cancels its stream.
+    Methods raise a ``BackendError``: the boundary's own error frame, or ``TransportLostError`` when the physical
+    connection failed and was not replaced; ``TokenError`` when the token is no longer accepted. Cancelling a method
+    cancels its stream.
     """
 
     def __init__(self, target: BoundaryTarget, keeper: ConnectionKeeper, supervisor_instance_id: str) -> None:

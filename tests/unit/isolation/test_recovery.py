@@ -121,3 +121,25 @@ async def test_what_is_no_token_does_not_replace_one(boundary: Boundary) -> None
     with pytest.raises(TokenError):
         await client.renew_token(boundary.token(auth_epoch=2, sandbox_id="other"))
     await client.signal(MAIN, Signal.TERM)
+
+
+async def test_losses_at_any_moment_are_told_as_losses(boundary: Boundary) -> None:
+    for passes in range(25):
+        client = await recovering(boundary, recovery_seconds=0.0) if passes == 0 else await boundary.connect()
+        if passes:
+            await client.attach(POLICY)
+            await client.confirm()
+        waiting = asyncio.create_task(client.wait(MAIN))
+        for _ in range(passes):
+            await asyncio.sleep(0)
+        cut(boundary)
+        with pytest.raises(TransportLostError):
+            await waiting
+        await client.close()
+
+
+async def test_a_token_that_expires_is_told_as_such(boundary: Boundary) -> None:
+    client = await recovering(boundary)
+    client._keeper.current.use_token(boundary.token(sandbox_id="other"))
+    with pytest.raises(TokenError, match="sandbox_id"):
+        await client.signal(MAIN, Signal.TERM)
