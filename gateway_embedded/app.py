@@ -90,7 +90,7 @@ class Gateway:
         self._undo.push_async_callback(self._close_tasks)
         self._hub = EventHub()
         self._sessions = SessionRegistry()
-        self._states = SandboxStates(store, self._hub, self._sessions, clock=self._clock)
+        self._states = SandboxStates(store, self._hub, self._sessions, self._tasks, clock=self._clock)
         self._stored = await self._states.load()
         authority = TokenAuthority(
             gateway_id=gateway_id, key=key, lifetime=timedelta(seconds=config.token_lifetime_seconds)

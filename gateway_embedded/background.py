@@ -19,10 +19,25 @@ class BackgroundTasks:
         self._log = structlog.get_logger("gateway.background")
 
     def spawn(self, work: Coroutine[Any, Any, _T], *, name: str) -> asyncio.Task[_T]:
-        """Start work that nobody has to wait for; whoever does gets its result."""
+        """Start work that nobody has to wait for; whoever does gets its result. Its failure is logged."""
+        task = self._start(work, name)
+        task.add_done_callback(self._log_failure)
+        return task
+
+    async def finished(self, work: Coroutine[Any, Any, _T], *, name: str) -> _T:
+        """Wait for work that goes on to its end even when the caller is cancelled; its failure is the caller's."""
+        task = self._start(work, name)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.add_done_callback(self._log_failure)
+            raise
+
+    def _start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._tasks.discard)
         return task
 
     async def settle(self) -> None:
@@ -38,8 +53,7 @@ class BackgroundTasks:
             task.cancel()
         await self.settle()
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
+    def _log_failure(self, task: asyncio.Task[Any]) -> None:
         if task.cancelled():
             return
         error = task.exception()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,16 +98,18 @@ class Dispatcher:
 
         return behaviour
 
-    def _streaming(self, entry: RpcEntry) -> Callable[[Any, Context], AsyncIterator[Message]]:
-        async def behaviour(request: Any, context: Context) -> AsyncIterator[Message]:
+    def _streaming(self, entry: RpcEntry) -> Callable[[Any, Context], Awaitable[None]]:
+        async def behaviour(request: Any, context: Context) -> None:
+            # Written, not yielded: a cancelled write then ends the handler here and now, not when it is collected.
             try:
                 call = self._admit(entry, context)
                 context.set_trailing_metadata((self._schema,))
                 await context.send_initial_metadata((self._schema,))
                 handler: Any = self._handlers[entry.name]
                 given = _decoded_stream(entry, request) if entry.client_streaming else _decoded(entry, request)
-                async for answer in handler(given, call):
-                    yield answer
+                async with aclosing(handler(given, call)) as answers:
+                    async for answer in answers:
+                        await context.write(answer)
             except GatewayError as error:
                 await self._fail(entry, context, error)
             except Exception as error:

@@ -60,6 +60,12 @@ class DriverLink:
         """Whether a driver passed the handshake."""
         return self._identity is not None
 
+    @property
+    def reachable(self) -> bool:
+        """Whether a driver passed the handshake and its socket answers now."""
+        lost = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING)
+        return self.connected and self._channel.get_state() not in lost
+
     async def connect(self, *, window_seconds: float) -> DriverIdentity:
         """Dial, retrying every 250 ms, and shake hands.
 
@@ -75,14 +81,12 @@ class DriverLink:
         return self._identity
 
     async def validate(self, sandbox: compute_driver_pb2.DriverSandbox) -> None:
-        """Ask whether the driver could create this sandbox."""
-        await self._confirm("ValidateSandboxCreate")
+        """Ask whether the driver could create this sandbox; `confirm` comes first."""
         request = compute_driver_pb2.ValidateSandboxCreateRequest(sandbox=sandbox)
         await self._call("ValidateSandboxCreate", self._stub.ValidateSandboxCreate(request))
 
     async def create(self, sandbox: compute_driver_pb2.DriverSandbox) -> None:
-        """Have a sandbox created; what follows is told by the watch."""
-        await self._confirm("CreateSandbox")
+        """Have a sandbox created; `confirm` comes first, and what follows is told by the watch."""
         await self._call(
             "CreateSandbox", self._stub.CreateSandbox(compute_driver_pb2.CreateSandboxRequest(sandbox=sandbox))
         )
@@ -138,8 +142,16 @@ class DriverLink:
         """Let go of the socket."""
         await self._channel.close()
 
-    async def _confirm(self, rpc: str) -> None:
-        """Re-read the capabilities: the acknowledged policy must be byte-identical before every operation (3.2)."""
+    async def confirm(self, rpc: str) -> DriverIdentity:
+        """Read the capabilities again, as before every validate, create and start (compute-driver contract 3.2).
+
+        Args:
+            rpc: What is to be called next, for the error's text.
+
+        Raises:
+            PreconditionError: The acknowledged policy is not byte for byte what it was at the start.
+            HandshakeError: Another driver has taken the socket over that does not fit.
+        """
         known = self.identity.admission_policy
         answer = await self._call("GetCapabilities", self._stub.GetCapabilities(self._hello()))
         if answer.resource_admission_policy != known:
@@ -148,6 +160,8 @@ class DriverLink:
                 "restart the gateway",
                 reason="DRIVER_POLICY_CHANGED",
             )
+        self._identity = self._check(answer)
+        return self._identity
 
     def _check(self, answer: compute_driver_pb2.GetCapabilitiesResponse) -> DriverIdentity:
         extension = answer.extension

@@ -59,10 +59,10 @@ class SandboxLifecycle:
             PreconditionError: The driver refuses it in this state.
             GatewayError: INTERNAL for any other failure of the driver's create, or whatever its validation answered.
         """
-        identity = self._driver.identity
         name = request.name or requests.generated_name()
-        if request.name and await self._states.store.find(workspace, name) is not None:
+        if await self._states.store.find(workspace, name) is not None:
             raise _taken(name, workspace)
+        identity = await self._driver.confirm("ValidateSandboxCreate")
         sandbox_id = str(uuid.uuid4())
         spec = launches.resolved_spec(request.spec, default_image=identity.default_image)
         wanted = launches.driver_sandbox(
@@ -76,6 +76,7 @@ class SandboxLifecycle:
         record = await self._store(request, sandbox_id, name, workspace, spec)
         self._add_credentials(wanted, record)
         try:
+            await self._driver.confirm("CreateSandbox")
             await self._driver.create(wanted)
         except GatewayError as error:
             self._log.warning("the driver refused a sandbox", sandbox_id=sandbox_id, sandbox=name, error=error.message)

@@ -84,7 +84,7 @@ class ReplayGuard:
         async def run() -> bytes:
             return await work
 
-        return await asyncio.shield(self._tasks.spawn(run(), name=method))
+        return await self._tasks.finished(run(), name=method)
 
 
 def _same_payload(stored: str, given: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from datetime import datetime
+from typing import Any, TypeVar
 
 from gateway_embedded import phases
+from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.errors import ConflictError, SandboxNotFoundError
 from gateway_embedded.events import EventHub
 from gateway_embedded.phases import PhaseInputs, PhaseView
@@ -16,6 +18,8 @@ from gateway_embedded.store import SandboxStore
 
 _MAX_ATTEMPTS = 16
 
+_T = TypeVar("_T")
+
 Decide = Callable[[SandboxRecord], SandboxRecord | None]
 Listener = Callable[[SandboxRecord], None]
 
@@ -24,7 +28,13 @@ class SandboxStates:
     """Stored sandboxes together with who watches them and which supervisors are connected."""
 
     def __init__(
-        self, store: SandboxStore, hub: EventHub, sessions: SessionRegistry, *, clock: Callable[[], datetime]
+        self,
+        store: SandboxStore,
+        hub: EventHub,
+        sessions: SessionRegistry,
+        tasks: BackgroundTasks,
+        *,
+        clock: Callable[[], datetime],
     ) -> None:
         self.store = store
         self.hub = hub
@@ -32,6 +42,7 @@ class SandboxStates:
         self.clock = clock
         self.driver_reports_runtime_readiness = False
         """Whether the driver vouches for the runtime itself; known after the handshake."""
+        self._tasks = tasks
         self._known: set[str] = set()
         self._listeners: list[Listener] = []
 
@@ -63,13 +74,19 @@ class SandboxStates:
 
     async def add(self, record: SandboxRecord, policy: PolicyRevision | None) -> SandboxRecord:
         """Store a new sandbox."""
-        stored = await self.store.insert(record, policy)
-        self._known.add(stored.id)
-        self._tell(stored)
-        return stored
+
+        async def work() -> SandboxRecord:
+            stored = await self.store.insert(record, policy)
+            self._known.add(stored.id)
+            self._tell(stored)
+            return stored
+
+        return await self._finished(work(), name=f"add {record.id}")
 
     async def change(self, sandbox_id: str, decide: Decide) -> SandboxRecord:
         """Apply a decision to the newest version of a sandbox, again when someone else was faster.
+
+        A caller that is cancelled meanwhile does not keep a stored change from its watchers.
 
         Args:
             sandbox_id: The sandbox.
@@ -79,6 +96,9 @@ class SandboxStates:
             SandboxNotFoundError: There is no such sandbox.
             ConflictError: The sandbox changes faster than the decision can be stored.
         """
+        return await self._finished(self._change(sandbox_id, decide), name=f"change {sandbox_id}")
+
+    async def _change(self, sandbox_id: str, decide: Decide) -> SandboxRecord:
         for _ in range(_MAX_ATTEMPTS):
             record = await self.store.get(sandbox_id)
             if record is None:
@@ -103,11 +123,15 @@ class SandboxStates:
 
     async def remove(self, sandbox_id: str) -> bool:
         """Erase a sandbox, end its supervisor's session and its watches."""
-        removed = await self.store.remove(sandbox_id)
-        self._known.discard(sandbox_id)
-        self.sessions.end(sandbox_id, SessionEnd.STOPPED)
-        self.hub.publish_removal(sandbox_id)
-        return removed
+
+        async def work() -> bool:
+            removed = await self.store.remove(sandbox_id)
+            self._known.discard(sandbox_id)
+            self.sessions.end(sandbox_id, SessionEnd.STOPPED)
+            self.hub.publish_removal(sandbox_id)
+            return removed
+
+        return await self._finished(work(), name=f"remove {sandbox_id}")
 
     async def recompose(self, sandbox_id: str) -> SandboxRecord | None:
         """Weigh a sandbox again after its session or admission changed."""
@@ -141,6 +165,9 @@ class SandboxStates:
             sandbox_fd=snapshot.sandbox_fd,
         )
         return self.composed(seen)
+
+    async def _finished(self, work: Coroutine[Any, Any, _T], *, name: str) -> _T:
+        return await self._tasks.finished(work, name=name)
 
     def _tell(self, record: SandboxRecord) -> None:
         self.hub.publish_record(record)

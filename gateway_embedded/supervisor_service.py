@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, suppress
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -156,7 +156,7 @@ class SupervisorService:
 
     async def connect_supervisor(
         self, messages: AsyncIterator[openshell_pb2.SupervisorMessage], call: Call
-    ) -> AsyncIterator[openshell_pb2.GatewayMessage]:
+    ) -> AsyncGenerator[openshell_pb2.GatewayMessage, None]:
         """A supervisor's session: Hello, Accepted, then heartbeats both ways until one side ends it."""
         interval = self._config.heartbeat_interval_seconds
         hello = await _first_hello(messages, within_seconds=interval * MISSED_HEARTBEATS)
@@ -171,8 +171,9 @@ class SupervisorService:
                 session_id=session.session_id, heartbeat_interval=_seconds(interval)
             )
             yield openshell_pb2.GatewayMessage(session_accepted=accepted)
-            async for message in self._heartbeats(session, messages, interval):
-                yield message
+            async with aclosing(self._heartbeats(session, messages, interval)) as beats:
+                async for message in beats:
+                    yield message
         finally:
             if self._states.sessions.close(session):
                 # The stream's own task may be on its way out; what follows from the loss must happen all the same.
@@ -180,7 +181,7 @@ class SupervisorService:
 
     async def _heartbeats(
         self, session: Session, messages: AsyncIterator[openshell_pb2.SupervisorMessage], interval: float
-    ) -> AsyncIterator[openshell_pb2.GatewayMessage]:
+    ) -> AsyncGenerator[openshell_pb2.GatewayMessage, None]:
         loop = asyncio.get_running_loop()
         heard_at = loop.time()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 from google.protobuf.message import Message
 
@@ -27,6 +27,9 @@ from openshell.wire.v1 import openshell_pb2
 
 NO_LOGS_TEXT = "this gateway keeps no sandbox logs"
 """Warning of a watch that asks for logs."""
+
+PAGE_LIMIT_BYTES = 2 * 1024 * 1024
+"""Specs that one page of a listing carries at most; clients read messages of up to 4 MiB."""
 
 _Work = Callable[[], Awaitable[bytes]]
 _TERMINAL = (Phase.READY, Phase.ERROR, Phase.COMPLETED, Phase.STOPPED)
@@ -63,7 +66,7 @@ class UserService:
         }
 
     async def health(self, _request: openshell_pb2.HealthRequest, _call: Call) -> Message:
-        """Healthy once the compute driver passed the handshake; degraded before."""
+        """Healthy while the compute driver, which passed the handshake, can be reached; degraded otherwise."""
         return openshell_pb2.HealthResponse(status=self._status(), version=CONTRACT_VERSION)
 
     async def get_gateway_info(self, _request: openshell_pb2.GetGatewayInfoRequest, _call: Call) -> Message:
@@ -195,8 +198,7 @@ class UserService:
         return reply.body
 
     def _status(self) -> openshell_pb2.ServiceStatus.ValueType:
-        connected = self._driver.connected
-        return openshell_pb2.SERVICE_STATUS_HEALTHY if connected else openshell_pb2.SERVICE_STATUS_DEGRADED
+        return openshell_pb2.SERVICE_STATUS_HEALTHY if self._driver.reachable else openshell_pb2.SERVICE_STATUS_DEGRADED
 
     def _stream_event(self, item: StreamItem) -> openshell_pb2.SandboxStreamEvent:
         cursor = self._states.hub.cursor(item.number)
@@ -217,9 +219,20 @@ async def read_page(store: SandboxStore, page: Page) -> tuple[list[SandboxRecord
         if len(batch) <= page.size:
             break
         after = position(batch[-1])
-    more = len(found) > page.size
-    found = found[: page.size]
+    kept = _that_fit(found[: page.size])
+    more = len(found) > len(kept)
+    found = found[: len(kept)]
     return found, page.token(position(found[-1])) if more else ""
+
+
+def _that_fit(records: Sequence[SandboxRecord]) -> Sequence[SandboxRecord]:
+    """As many as one message can carry, at least one."""
+    total = 0
+    for count, record in enumerate(records):
+        total += len(record.spec)
+        if count and total > PAGE_LIMIT_BYTES:
+            return records[:count]
+    return records
 
 
 def _response(record: SandboxRecord) -> openshell_pb2.SandboxResponse:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.errors import ConfigurationError, ConflictError, SandboxExistsError, SandboxNotFoundError
 from gateway_embedded.events import EventHub
 from gateway_embedded.sandboxes import (
@@ -113,7 +114,7 @@ async def test_a_change_based_on_an_old_version_is_refused(store: SandboxStore) 
 
 
 async def test_no_concurrent_change_is_lost(store: SandboxStore) -> None:
-    states = SandboxStates(store, EventHub(), SessionRegistry(), clock=lambda: NOW)
+    states = SandboxStates(store, EventHub(), SessionRegistry(), BackgroundTasks(), clock=lambda: NOW)
     stored = await states.add(record(), None)
 
     def count(found: SandboxRecord) -> SandboxRecord:
@@ -125,8 +126,30 @@ async def test_no_concurrent_change_is_lost(store: SandboxStore) -> None:
     assert (found.status.config_revision, found.resource_version) == (9, 9)
 
 
+async def test_a_cancelled_caller_keeps_no_stored_change_from_the_watchers(store: SandboxStore) -> None:
+    hub, tasks = EventHub(), BackgroundTasks()
+    states = SandboxStates(store, hub, SessionRegistry(), tasks, clock=lambda: NOW)
+    stored = await states.add(record(), None)
+    with hub.subscribe(stored.id) as reader:
+        decided = asyncio.Event()
+
+        def decide(found: SandboxRecord) -> SandboxRecord:
+            decided.set()
+            return found.with_status(phase=Phase.READY)
+
+        caller = asyncio.create_task(states.change(stored.id, decide))
+        await decided.wait()
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        item = await reader.get()
+    assert item is not None
+    assert item.content == await store.get(stored.id)
+    await tasks.settle()
+
+
 async def test_a_decision_that_changes_nothing_writes_nothing(store: SandboxStore) -> None:
-    states = SandboxStates(store, EventHub(), SessionRegistry(), clock=lambda: NOW)
+    states = SandboxStates(store, EventHub(), SessionRegistry(), BackgroundTasks(), clock=lambda: NOW)
     stored = await states.add(record(), None)
     assert await states.change(stored.id, lambda found: found) == stored
     assert await states.change(stored.id, lambda _: None) == stored
