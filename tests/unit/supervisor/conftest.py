@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import signal
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 import pytest
@@ -13,13 +14,30 @@ from supervisor_reference.grpc_gateway import GrpcGateway
 from supervisor_reference.timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+    from types import FrameType
 
+
+LONGEST_TEST_SECONDS = 40
 
 # grpc ends its poller with the last object and starts another with the next, which crashes now and then; tests have a
 # loop each, so this keeps one poller for all of them.
 grpc.aio.init_grpc_aio()
+
+
+def _out_of_time(number: int, frame: FrameType | None) -> NoReturn:
+    raise TimeoutError(f"the test took more than {LONGEST_TEST_SECONDS} s")
+
+
+@pytest.fixture(autouse=True)
+def _bounded() -> Iterator[None]:
+    """What is awaited here never comes where the behaviour is broken; that has to fail, not to hang."""
+    before = signal.signal(signal.SIGALRM, _out_of_time)
+    signal.alarm(LONGEST_TEST_SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture

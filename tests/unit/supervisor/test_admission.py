@@ -134,6 +134,7 @@ async def test_a_conflict_is_answered_with_a_fresh_look(
 ) -> None:
     moved = a_configuration()
     moved.config_revision = 8
+    moved.configuration_instance_id = "33333333-3333-4333-8333-333333333333"
     fake.configurations = [a_configuration(), moved]
     admission = Admission(gateway, timing)
     first = await admission.register()
@@ -141,6 +142,7 @@ async def test_a_conflict_is_answered_with_a_fresh_look(
     admitted = await admission.admit(first, NOTHING)
     assert admitted.generation.config_revision == 8
     assert [report.admission.config_revision for report in fake.reports()] == [7, 7, 8]
+    assert {report.expected_instance_id for report in fake.reports()} == {FENCE}, "never refreshed"
 
 
 async def test_gives_up_after_five_passes_without_progress(
