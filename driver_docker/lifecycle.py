@@ -137,17 +137,18 @@ class Lifecycle:
         sandbox.intentional |= sandbox.container_ids
         sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.FAILED, failure=failure)
         sandbox.workload = None
+        services.log_of(sandbox).warning("launch failed", reason=failure.reason, message=failure.message)
+        # Written before it is told: its containers, which are the evidence, are about to be removed.
+        if isinstance(error, ExitBeforeReadyError):
+            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
+        else:
+            await services.save_quietly(sandbox)
         services.publish_snapshot(sandbox)
         services.publish(
             events.warning(
                 sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
             )
         )
-        services.log_of(sandbox).warning("launch failed", reason=failure.reason, message=failure.message)
-        if isinstance(error, ExitBeforeReadyError):
-            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
-        else:
-            await services.save_quietly(sandbox)
         await self.clear_failed(sandbox)
 
     async def clear_failed(self, sandbox: Sandbox) -> None:
@@ -190,6 +191,7 @@ class Lifecycle:
             self._check_present(sandbox)
             record = sandbox.record
             if record.phase in {RecordPhase.FAILED, RecordPhase.STOPPED}:
+                services.publish_snapshot(sandbox)
                 return
             sandbox.intentional |= sandbox.container_ids
             sandbox.notify()

@@ -143,6 +143,9 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
 
         try:
             with self._hub.subscribe() as reader:
+                # At once: a client may wait for them before it takes the stream for open, and with no sandbox here
+                # the first event may be hours away.
+                await context.send_initial_metadata(())
                 await reader.deliver(snapshots, context.write)
         except DriverError as error:
             await self._refuse(context, error)

@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -87,6 +87,7 @@ class ComputeGateway:
         self.channel = grpc.aio.insecure_channel(self.address)
         self.stub: Any = pb_grpc.ComputeDriverStub(self.channel)
         self.call = self.stub.WatchSandboxes(pb.WatchSandboxesRequest(), wait_for_ready=True)
+        await self.call.wait_for_connection()
         self._task = asyncio.create_task(self._watch())
         return self
 

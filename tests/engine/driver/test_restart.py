@@ -1,0 +1,165 @@
+"""A driver that is ended or killed, and what the next one makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from scripted import driver_process
+from scripted.compute_gateway import ComputeGateway, ready
+
+from openshell.verdicts import Verdict, VerdictKind
+from openshell.wire.compute.v1 import compute_driver_pb2 as pb
+
+if TYPE_CHECKING:
+    from scripted.driver_bench import DriverBench
+
+
+async def _observed(link: ComputeGateway, sandbox_id: str) -> pb.DriverSandbox:
+    got = await link.stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=sandbox_id), wait_for_ready=True)
+    observed: pb.DriverSandbox = got.sandbox
+    return observed
+
+
+async def test_sigterm_ends_the_driver_and_keeps_the_sandboxes(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        containers = [bench.container(wanted.id, role)["Id"] for role in ("sandbox", "supervisor")]
+        begun = asyncio.get_running_loop().time()
+        assert await driver_process.end(process) == 0
+        assert asyncio.get_running_loop().time() - begun < 5
+    assert not driver_process.socket_of(bench).exists()
+    assert list(driver_process.socket_of(bench).parent.iterdir()) == []
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        assert ready(await _observed(link, wanted.id)).reason == "BackendReady"
+        running = [bench.container(wanted.id, role) for role in ("sandbox", "supervisor")]
+        assert [entry["Id"] for entry in running] == containers
+        assert all(entry["State"]["Running"] for entry in running)
+        await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+        assert await driver_process.end(process, signal.SIGINT) == 0
+    assert bench.left_over() == []
+    assert not (bench.folder / "state").exists()
+
+
+async def test_a_killed_driver_adopts_what_runs_and_judges_what_ended_meanwhile(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        kept, lost, failed = bench.sandbox("kept"), bench.sandbox("late-6.lost"), bench.sandbox("exit-9.x")
+        for sandbox in (kept, lost, failed):
+            await bench.launch(link, sandbox)
+        process.kill()
+        await process.wait()
+    supervisor = bench.container(lost.id, "supervisor")["Id"]
+    bench.client.kill(supervisor, "SIGUSR1")
+    await asyncio.to_thread(bench.client.wait, supervisor, timeout=20)
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        observed = await link.wait_reason(lost.id, "ControlSupervisorExited")
+        assert "code 6" in ready(observed).message
+        assert "gateway not reachable" in ready(observed).message
+        assert ready(await _observed(link, kept.id)).reason == "BackendReady"
+        remembered = ready(await _observed(link, failed.id))
+        assert remembered.reason == "ControlSupervisorStartFailed"
+        assert "code 9" in remembered.message
+        bench.client.kill(bench.container(kept.id, "supervisor")["Id"], "SIGKILL")
+        _, event = await link.wait(lambda e: e.platform_event.sandbox_id == kept.id)
+        verdict = Verdict.from_metadata(event.platform_event.event.metadata)
+        assert verdict is not None
+        assert verdict.kind is VerdictKind.KILLED_THROUGH_ENGINE
+        for sandbox in (kept, lost, failed):
+            answer = await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=sandbox.id))
+            assert answer.deleted
+        assert await driver_process.end(process) == 0
+    assert bench.left_over() == []
+
+
+@pytest.mark.parametrize("moment", range(8))
+async def test_a_driver_killed_at_any_moment_of_a_launch_loses_and_leaks_nothing(
+    bench: DriverBench, moment: int
+) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted = bench.sandbox()
+        create = asyncio.create_task(_create(link, wanted))
+        await asyncio.sleep(moment * 0.08)  # any moment will do: none may lose or leak anything
+        process.kill()
+        await process.wait()
+        accepted = await create
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        listed = await link.stub.ListSandboxes(pb.ListSandboxesRequest(), wait_for_ready=True)
+        known = {entry.id: ready(entry) for entry in listed.sandboxes}
+        if accepted:
+            assert wanted.id in known, "an accepted sandbox is never forgotten"
+        for sandbox_id, condition in known.items():
+            if condition.reason == "BackendReady":
+                assert bench.container(sandbox_id, "supervisor")["State"]["Running"]
+            else:
+                assert "the driver ended" in condition.message
+                assert bench.sandbox_left_over(sandbox_id) == []
+            await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=sandbox_id))
+        assert await driver_process.end(process) == 0
+    assert bench.left_over() == []
+    assert not (bench.folder / "state").exists()
+
+
+async def _create(link: ComputeGateway, wanted: pb.DriverSandbox) -> bool:
+    import grpc
+
+    try:
+        await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+async def test_a_driver_killed_in_a_delete_finishes_it_the_next_time(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    for moment in range(3):
+        async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+            wanted = bench.sandbox()
+            await bench.launch(link, wanted)
+            delete = asyncio.ensure_future(link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id)))
+            await link.wait(lambda e: e.sandbox.sandbox.status.deleting)
+            await asyncio.sleep(moment * 0.05)
+            process.kill()
+            await process.wait()
+            await asyncio.gather(delete, return_exceptions=True)
+        async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+            listed = await link.stub.ListSandboxes(pb.ListSandboxesRequest(), wait_for_ready=True)
+            for entry in listed.sandboxes:
+                # Killed before the intent was written: the sandbox is as it was, and can be deleted.
+                await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=entry.id))
+            assert await driver_process.end(process) == 0
+        assert bench.left_over() == []
+
+
+async def test_sigterm_during_a_launch_leaves_a_remembered_failure_and_no_container(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted = bench.sandbox("never")
+        await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
+        await link.wait(lambda e: e.platform_event.event.reason == "Created")
+        assert await driver_process.end(process) == 0
+    assert bench.left_over() == []
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        assert "the driver ended" in ready(await _observed(link, wanted.id)).message
+        await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+        assert await driver_process.end(process) == 0
+    assert not (bench.folder / "state").exists()
+
+
+async def test_things_of_another_driver_are_left_alone(bench: DriverBench) -> None:
+    labels = {
+        "openshell.ai/managed-by": "openshell",
+        "openshell.ai/sandbox-namespace": bench.namespace,
+        "openshell.ai/sandbox-id": "foreign",
+        "openshell.ai/isolation-role": "supervisor",
+    }
+    foreign = bench.client.create_container(bench.images.workload, "/bin/sh", labels=labels)["Id"]
+    async with driver_process.serving(bench) as process:
+        assert await driver_process.end(process) == 0
+    assert bench.client.inspect_container(foreign)["State"]["Status"] == "created"
+    bench.client.remove_container(foreign)
