@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import docker
 
 NAMESPACE_LABEL = "openshell.ai/sandbox-namespace"
+OWN_NAMES = ("openshell-channel-", "openshell-supervisor-", "openshell-runtime-", "openshell-default--")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Inventory:
 
     def _ours(self, name: str, labels: Mapping[str, str] | None) -> bool:
         namespace = (labels or {}).get(NAMESPACE_LABEL)
-        return namespace == self.namespace or (namespace is None and name.startswith("openshell"))
+        return namespace == self.namespace or (namespace is None and name.startswith(OWN_NAMES))
 
     def _processes(self) -> Iterator[str]:
         marker = str(self.root).encode()
