@@ -84,6 +84,9 @@ def _category(error: IsolationError, stage: Stage, program: str) -> tuple[Catego
             return Category.INCOMPATIBLE, f"does not fit this supervisor: {error.message}"
         case BackendError() if stage is Stage.ATTACH and error.is_refusal:
             return Category.POLICY_REFUSED, "refused attachment"
+        case DeniedError() if stage is Stage.START_AGENT:
+            # The program or its working directory can make a policy unenforceable that was fine at Attach.
+            return Category.POLICY_REFUSED, "refused to run the agent under the sandbox's policy"
         case TokenError() | DeniedError():
             what = "refused this supervisor"
         case TransportLostError():

@@ -247,6 +247,7 @@ async def test_a_refusal_that_cannot_be_reported_is_still_the_refusal(
         ("confirm", isolation_errors.ConfirmError(WORDS), Stage.CONFIRM, Category.INFRASTRUCTURE, 69),
         ("confirm", isolation_errors.DeniedError(WORDS), Stage.CONFIRM, Category.INFRASTRUCTURE, 69),
         ("start_agent", isolation_errors.ProcessError(WORDS), Stage.START_AGENT, Category.ENTRYPOINT, 71),
+        ("start_agent", isolation_errors.DeniedError(WORDS), Stage.START_AGENT, Category.POLICY_REFUSED, 77),
     ],
 )
 async def test_a_failure_names_its_stage_and_keeps_the_backends_words_private(
