@@ -138,7 +138,8 @@ class UserService:
     ) -> AsyncIterator[openshell_pb2.SandboxStreamEvent]:
         """The sandbox as it is, earlier events, then what happens; ends when the sandbox is gone.
 
-        With `stop_on_terminal` it ends at Ready, Error, Completed or Stopped.
+        With `stop_on_terminal` it ends at Ready, Error, Completed or Stopped; where nothing is to be followed, it ends
+        after the earlier events.
         """
         scope = request.workspace_scope if request.HasField("workspace_scope") else None
         workspace = requests.workspace_of(scope)
@@ -162,6 +163,8 @@ class UserService:
                 yield openshell_pb2.SandboxStreamEvent(
                     warning=openshell_pb2.SandboxStreamWarning(message=NO_LOGS_TEXT), cursor=hub.cursor(hub.latest)
                 )
+            if not (request.follow_status or request.follow_events or request.follow_logs):
+                return
             last = current
             while not (request.stop_on_terminal and last.status.phase in _TERMINAL):
                 news = await subscription.get()

@@ -110,7 +110,7 @@ class GatewayBench:
 
     async def until_gone(self, name: str = "alpha") -> None:
         """Follow a sandbox until its record is erased."""
-        call = self.watch(name)
+        call = self.watch(name, follow_status=True)
         try:
             async with asyncio.timeout(10):
                 async for _ in call:
@@ -140,7 +140,7 @@ class GatewayBench:
 
 async def read(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> pb.SandboxStreamEvent:
     """The next event of a stream."""
-    event = await call.read()
+    event = await asyncio.wait_for(call.read(), 10)
     assert isinstance(event, pb.SandboxStreamEvent)
     return event
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from scripted.compute_driver import ScriptedDriver, condition
-from scripted.gateway_bench import GatewayBench, ready, rest
+from scripted.gateway_bench import GatewayBench, read, ready, rest
 
 from gateway_embedded.admission import REJECTED_TEXT
 from gateway_embedded.app import Gateway
@@ -44,26 +44,36 @@ async def tail(bench: GatewayBench, count: int = 50) -> list[pb.PlatformEvent]:
     """The kept events of the sandbox."""
     watch = bench.watch(event_tail=count)
     events: list[pb.PlatformEvent] = []
-    first: Any = await watch.read()
+    first = await read(watch)
     assert first.WhichOneof("payload") == "sandbox"
     head = int(first.cursor.rpartition("-")[2])
-    health = asyncio.create_task(bench.delete())
     for event in await rest(watch):
         if event.WhichOneof("payload") == "event":
             events.append(event.event)
             assert int(event.cursor.rpartition("-")[2]) > head
-    await health
     return events
+
+
+async def test_a_watch_that_follows_nothing_ends_after_the_past(bench: GatewayBench) -> None:
+    sandbox, _ = await bench.ready()
+    bench.driver.event(sandbox.metadata.id, verdict_event())
+    live = bench.watch(follow_events=True, event_tail=1)
+    seen = [await live.read(), await live.read()]
+    live.cancel()
+    async with asyncio.timeout(10):
+        past: list[Any] = [event async for event in bench.watch(event_tail=1)]
+    assert [event.WhichOneof("payload") for event in past] == ["sandbox", "event"]
+    assert past[1] == seen[1]
 
 
 async def test_a_supervisors_exit_is_an_error_in_the_drivers_own_words(bench: GatewayBench) -> None:
     sandbox, supervisor = await bench.ready()
     watch = bench.watch(follow_status=True, follow_events=True)
-    await watch.read()
+    await read(watch)
     bench.driver.snapshot(sandbox.metadata.id, condition("False", "ControlSupervisorExited", MESSAGE))
     bench.driver.event(sandbox.metadata.id, verdict_event())
-    status: Any = await watch.read()
-    event: Any = await watch.read()
+    status = await read(watch)
+    event = await read(watch)
     watch.cancel()
     assert status.sandbox.status.phase == pb.SANDBOX_PHASE_ERROR
     assert (ready(status.sandbox).reason, ready(status.sandbox).message) == ("ControlSupervisorExited", MESSAGE)
@@ -93,7 +103,7 @@ async def test_a_verdict_can_be_read_later_and_after_a_restart(bench: GatewayBen
                 source="docker", type="Normal", reason="PullingLayer", message=f"{number}"
             ),
         )
-        await watch.read()
+        await read(watch)
     watch.cancel()
     await bench.gateway.stop()
     await bench.start_gateway()
@@ -104,13 +114,13 @@ async def test_a_verdict_can_be_read_later_and_after_a_restart(bench: GatewayBen
 async def test_the_tail_keeps_the_verdict_behind_a_flood_of_progress(bench: GatewayBench) -> None:
     sandbox = await bench.create()
     watch = bench.watch(follow_events=True)
-    await watch.read()
+    await read(watch)
     bench.driver.event(sandbox.metadata.id, verdict_event())
-    await watch.read()
+    await read(watch)
     for number in range(300):
         event = compute_driver_pb2.DriverPlatformEvent(source="docker", type="Normal", reason=f"{number}")
         bench.driver.event(sandbox.metadata.id, event)
-        await watch.read()
+        await read(watch)
     watch.cancel()
     events = await tail(bench, 1000)
     assert dict(events[0].metadata) == VERDICT_METADATA
@@ -120,23 +130,23 @@ async def test_the_tail_keeps_the_verdict_behind_a_flood_of_progress(bench: Gate
 async def test_a_watch_resumes_where_it_was(bench: GatewayBench) -> None:
     sandbox = await bench.create()
     watch = bench.watch(follow_events=True)
-    await watch.read()
+    await read(watch)
     cursors = []
     for number in range(4):
         bench.driver.event(sandbox.metadata.id, compute_driver_pb2.DriverPlatformEvent(reason=f"{number}"))
-        event: Any = await watch.read()
+        event = await read(watch)
         cursors.append(event.cursor)
     watch.cancel()
     again = bench.watch(follow_events=True, resume_after_cursor=cursors[1])
-    first: Any = await again.read()
+    first = await read(again)
     assert first.WhichOneof("payload") == "sandbox"
-    events: list[Any] = [await again.read(), await again.read()]
+    events = [await read(again), await read(again)]
     again.cancel()
     assert [event.event.reason for event in events] == ["2", "3"]
     # The cursor of the first message, too, leads to what followed it.
     third = bench.watch(follow_events=True, resume_after_cursor=first.cursor)
-    await third.read()
-    event = await third.read()
+    await read(third)
+    event = await read(third)
     assert event.event.reason == "2"
     third.cancel()
     with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -147,7 +157,7 @@ async def test_a_watch_resumes_where_it_was(bench: GatewayBench) -> None:
 async def test_events_of_unknown_sandboxes_and_impossible_times_are_dropped(bench: GatewayBench) -> None:
     sandbox = await bench.create()
     watch = bench.watch(follow_events=True)
-    await watch.read()
+    await read(watch)
     late = verdict_event()
     late.event_time.seconds = 2**62
     bench.driver.event(sandbox.metadata.id, late)
@@ -158,7 +168,7 @@ async def test_events_of_unknown_sandboxes_and_impossible_times_are_dropped(benc
     odd.transition_time.seconds = 2**62
     bench.driver.snapshot(sandbox.metadata.id, odd)
     bench.driver.event(sandbox.metadata.id, verdict_event())
-    event: Any = await watch.read()
+    event = await read(watch)
     watch.cancel()
     assert event.event.event_time.seconds < 2**62
     assert (await bench.get()).status.phase == pb.SANDBOX_PHASE_PROVISIONING
@@ -167,7 +177,7 @@ async def test_events_of_unknown_sandboxes_and_impossible_times_are_dropped(benc
 async def test_a_sandbox_removed_outside_is_erased_and_its_leftovers_are_reclaimed(bench: GatewayBench) -> None:
     sandbox, supervisor = await bench.ready()
     watch = bench.watch(follow_status=True)
-    await watch.read()
+    await read(watch)
     bench.driver.gone(sandbox.metadata.id)
     await rest(watch)
     assert await watch.code() == grpc.StatusCode.OK
