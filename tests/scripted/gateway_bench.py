@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
@@ -146,11 +147,12 @@ async def read(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> pb
 
 
 async def rest(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> list[pb.SandboxStreamEvent]:
-    """Everything that a stream still brings, until it ends."""
+    """Everything that a stream still brings, until it ends; its code says how."""
     events: list[pb.SandboxStreamEvent] = []
-    async with asyncio.timeout(10):
-        while (event := await call.read()) is not grpc.aio.EOF:
-            events.append(event)  # type: ignore[arg-type]
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async with asyncio.timeout(10):
+            while isinstance(event := await call.read(), pb.SandboxStreamEvent):
+                events.append(event)
     return events
 
 

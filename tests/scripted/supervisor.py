@@ -90,7 +90,7 @@ class ScriptedSupervisor:
     async def hear(self) -> pb.GatewayMessage:
         """The next message of the gateway."""
         assert self._session is not None
-        message: Any = await self._session.read()
+        message: Any = await asyncio.wait_for(self._session.read(), 10)
         assert isinstance(message, pb.GatewayMessage)
         return message
 
@@ -98,8 +98,9 @@ class ScriptedSupervisor:
         """How the gateway ended the session."""
         assert self._session is not None
         with contextlib.suppress(grpc.aio.AioRpcError):
-            while await self._session.read() is not grpc.aio.EOF:
-                pass
+            async with asyncio.timeout(10):
+                while await self._session.read() is not grpc.aio.EOF:
+                    pass
         return await self._session.code()
 
     async def disconnect(self) -> None:

@@ -15,7 +15,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 from scripted.compute_driver import ScriptedDriver
-from scripted.gateway_bench import WORKSPACE
+from scripted.gateway_bench import WORKSPACE, rest
 
 from gateway_embedded.cli import main
 from openshell.wire.v1 import openshell_pb2 as pb
@@ -96,9 +96,8 @@ async def test_a_signal_ends_it_in_order(tmp_path: Path, driver: ScriptedDriver,
             watch = stub.WatchSandbox(pb.WatchSandboxRequest(sandbox="alpha", workspace_scope=WORKSPACE))
             await watch.read()
             assert await running.end(number) == 0
-            with pytest.raises(grpc.aio.AioRpcError):
-                while await watch.read() is not grpc.aio.EOF:
-                    pass
+            await rest(watch)
+            assert await watch.code() == grpc.StatusCode.UNAVAILABLE
         assert not (tmp_path / "clients").exists()
 
 

@@ -142,7 +142,7 @@ async def test_a_cancelled_caller_keeps_no_stored_change_from_the_watchers(store
         caller.cancel()
         with pytest.raises(asyncio.CancelledError):
             await caller
-        item = await reader.get()
+        item = await asyncio.wait_for(reader.get(), 10)
     assert item is not None
     assert item.content == await store.get(stored.id)
     await tasks.settle()
