@@ -129,7 +129,8 @@ class Stack:
         await self.stub.DeleteSandbox(pb.DeleteSandboxRequest(name=name, workspace_scope=WORKSPACE))
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                async for _ in self.stub.WatchSandbox(pb.WatchSandboxRequest(sandbox=name, workspace_scope=WORKSPACE)):
+                request = pb.WatchSandboxRequest(sandbox=name, workspace_scope=WORKSPACE, follow_status=True)
+                async for _ in self.stub.WatchSandbox(request):
                     pass
         except grpc.aio.AioRpcError as error:
             assert error.code() == grpc.StatusCode.NOT_FOUND

@@ -93,7 +93,9 @@ async def test_a_signal_ends_it_in_order(tmp_path: Path, driver: ScriptedDriver,
         assert (tmp_path / "clients" / "active_gateway").read_text().strip() == "demo"
         async with user(running.target) as stub:
             await stub.CreateSandbox(request("alpha"))
-            watch = stub.WatchSandbox(pb.WatchSandboxRequest(sandbox="alpha", workspace_scope=WORKSPACE))
+            watch = stub.WatchSandbox(
+                pb.WatchSandboxRequest(sandbox="alpha", workspace_scope=WORKSPACE, follow_status=True)
+            )
             await watch.read()
             assert await running.end(number) == 0
             await rest(watch)
