@@ -1,0 +1,119 @@
+"""Configuration: three sources, strict keys, rules of compute-driver contract 7.3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver_docker.config import DriverConfig, PullPolicy, default_state_dir, load_config
+from driver_docker.errors import ConfigurationError
+
+BASE = {"bind_socket": Path("/run/x/d.sock")}
+
+
+def load(**values: Any) -> DriverConfig:
+    return load_config(BASE | values, environment={})
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    config = load()
+    assert config.sandbox_label == "default"
+    assert config.image_pull_policy is PullPolicy.IF_NOT_PRESENT
+    assert config.sandbox_pids_limit == 2048
+    assert config.ssh_socket_path == "/run/openshell/ssh.sock"
+    assert (config.allow_driver_config, config.resource_admission.enabled) == (False, True)
+    assert config.gateway_manages_lifecycle is True
+    assert (config.stop_grace_seconds, config.supervisor_stop_grace_seconds) == (10, 5)
+
+
+def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "driver.toml"
+    file.write_text('sandbox_label = "from-file"\ndefault_image = "file:1"\nsandbox_pids_limit = 7\n')
+    environment = {
+        "OPENSHELL_DOCKER_DRIVER_SANDBOX_LABEL": "from-env",
+        "OPENSHELL_DOCKER_DRIVER_DEFAULT_IMAGE": "env:1",
+        "OPENSHELL_COMPUTE_DRIVER_SOCKET": "/run/env/d.sock",
+        "OPENSHELL_LOG_LEVEL": "DEBUG",
+    }
+    config = load_config({"default_image": "flag:1", "sandbox_label": None}, file=file, environment=environment)
+    assert (config.default_image, config.sandbox_label, config.sandbox_pids_limit) == ("flag:1", "from-env", 7)
+    assert str(config.bind_socket) == "/run/env/d.sock"
+    assert config.log_level.value == "debug"
+
+
+@pytest.mark.parametrize(
+    ("values", "word"),
+    [
+        ({"sandbox_lable": "x"}, "did you mean sandbox_label"),
+        ({"bind_socket": None}, "bind_socket must be set"),
+        ({"sandbox_pids_limit": 0}, "sandbox_pids_limit"),
+        ({"sandbox_pids_limit": -1}, "sandbox_pids_limit"),
+        ({"image_pull_policy": "newer"}, "image_pull_policy"),
+        ({"sandbox_label": "a/b"}, "sandbox_label"),
+        ({"sandbox_label": ""}, "sandbox_label"),
+        ({"grpc_endpoint": "127.0.0.1:1"}, "grpc_endpoint"),
+        ({"grpc_endpoint": "http://127.0.0.1:0"}, "port"),
+        ({"grpc_endpoint": "https://127.0.0.1:1"}, "guest_tls_ca is needed"),
+        ({"guest_tls_ca": "/ca.pem"}, "guest_tls_ca is refused"),
+        ({"guest_tls_key": "/key.pem"}, "guest_tls_key is not supported"),
+        ({"https_proxy": "http://p:1"}, "https_proxy is not supported"),
+        ({"enable_bind_mounts": True}, "enable_bind_mounts is not supported"),
+        ({"staging": "upstream"}, "staging"),
+        ({"app_armor_profile": "nonsense"}, "app_armor_profile"),
+        ({"resource_admission": {"required_labels": {"openshell.ai/managed-by": "x"}}}, "reserved"),
+        ({"resource_admission": {"required_labels": {"a": "${workspace}"}}}, "fixed value"),
+        ({"resource_admission": {"required_labels": {"a": "x-${workspace}", "b": "c"}}}, "must stand alone"),
+        ({"resource_admission": {"required_labels": {"-a": "x"}}}, "no label key"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(values: dict[str, Any], word: str) -> None:
+    merged = {key: value for key, value in (BASE | values).items() if value is not None}
+    with pytest.raises(ConfigurationError) as refused:
+        load_config(merged, environment={})
+    assert word in refused.value.message
+
+
+def test_a_secret_in_a_wrong_key_is_not_repeated(tmp_path: Path) -> None:
+    file = tmp_path / "driver.toml"
+    file.write_text('proxy_token = "s3cr3t-value"\n')
+    with pytest.raises(ConfigurationError) as refused:
+        load_config(BASE, file=file, environment={})
+    assert "proxy_token" in refused.value.message
+    assert "s3cr3t" not in refused.value.message
+
+
+@pytest.mark.parametrize("content", ["= nonsense", None])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "driver.toml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigurationError) as refused:
+        load_config(BASE, file=file, environment={})
+    assert str(file) in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        ("http://127.0.0.1:1", "127.0.0.1"),
+        ("http://localhost:1", "127.0.0.1"),
+        ("http://10.1.2.3:1", "10.1.2.3"),
+        ("http://gateway.example:1", None),
+        ("http://[::1]:1", None),
+    ],
+)
+def test_the_gateways_address_is_known_only_for_ipv4(endpoint: str, expected: str | None) -> None:
+    assert load(grpc_endpoint=endpoint).host_gateway_ip == expected
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/openshell/docker-sandbox-tokens"),
+        ({"HOME": "/h"}, "/h/.local/state/openshell/docker-sandbox-tokens"),
+    ],
+)
+def test_records_are_kept_where_the_contract_says(environment: dict[str, str], expected: str) -> None:
+    assert str(default_state_dir(environment)) == expected

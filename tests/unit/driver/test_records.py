@@ -1,0 +1,110 @@
+"""Records: owner-only, whole or not at all, readable by the next driver."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from driver_docker.errors import RecordError
+from driver_docker.records import MAX_EXITS, RECORD_FILE, Failure, RecordPhase, RecordStore, SandboxRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+RECORD = SandboxRecord(
+    sandbox_id="sb-1",
+    name="one",
+    workspace="default",
+    phase=RecordPhase.ACTIVE,
+    changed_at=AT,
+    generation="g-1",
+    workload_id="w",
+    supervisor_id="s",
+    was_ready=True,
+    failure=Failure(reason="ControlSupervisorExited", message="gone", at=AT, verdict={"openshell.verdict.kind": "x"}),
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RecordStore:
+    made = RecordStore(tmp_path / "state" / "default")
+    made.open()
+    return made
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_record_comes_back_as_it_was(store: RecordStore) -> None:
+    store.save(RECORD)
+    store.save(replace(RECORD, sandbox_id="sb-2", failure=None, phase=RecordPhase.FAILED))
+    assert RecordStore(store.directory).load() == (
+        RECORD,
+        replace(RECORD, sandbox_id="sb-2", failure=None, phase=RecordPhase.FAILED),
+    )
+
+
+def test_everything_is_for_its_owner_alone(store: RecordStore) -> None:
+    store.save(RECORD)
+    store.save_files("sb-1", {"supervisor-auth.json": b"secret"})
+    assert _mode(store.directory) == 0o700
+    assert _mode(store.directory / "sb-1") == 0o700
+    assert {_mode(file) for file in (store.directory / "sb-1").iterdir()} == {0o600}
+    assert store.read_file("sb-1", "supervisor-auth.json") == b"secret"
+    assert store.read_file("sb-1", "none") is None
+
+
+def test_a_write_that_fails_leaves_the_former_record(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(RECORD)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RecordError, match="No space left"):
+        store.save(replace(RECORD, name="two"))
+    monkeypatch.undo()
+    assert store.load() == (RECORD,)
+    assert [file.name for file in (store.directory / "sb-1").iterdir()] == [RECORD_FILE]
+
+
+def test_the_name_of_the_driver_is_stable_until_nothing_is_left(store: RecordStore) -> None:
+    name = RecordStore(store.directory).open()
+    assert name == RecordStore(store.directory).open()
+    store.save(RECORD)
+    store.forget()
+    assert store.directory.exists(), "a sandbox is left"
+    assert store.remove("sb-1")
+    assert not store.remove("sb-1")
+    store.forget()
+    assert not store.directory.exists()
+    assert not store.directory.parent.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1, "failure": null}'])
+def test_an_unreadable_record_is_named_and_breaks_nothing(store: RecordStore, content: bytes) -> None:
+    store.save(RECORD)
+    store.save_files("sb-2", {RECORD_FILE: content})
+    assert store.load() == (RECORD,)
+    assert store.unreadable(frozenset({"sb-1"})) == ("sb-2",)
+
+
+def test_the_last_verdicts_are_kept(store: RecordStore) -> None:
+    for number in range(MAX_EXITS + 3):
+        store.add_exit("sb-1", verdict={"n": str(number)}, message="m", tail="t", at=AT)
+    exits = store.exits("sb-1")
+    assert [entry["verdict"]["n"] for entry in exits] == [str(n) for n in range(3, MAX_EXITS + 3)]
+    assert exits[-1]["tail"] == "t"
+    assert store.exits("sb-2") == []
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="file"):
+        RecordStore(tmp_path / "file" / "state").open()

@@ -1,0 +1,114 @@
+"""Threads and tasks: bounded, awaited, cancellation safe."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from driver_docker.concurrency import Background, together
+from driver_docker.errors import DriverError, public_text
+from driver_docker.workers import WorkerPool
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+async def test_results_and_errors_come_back() -> None:
+    pool = WorkerPool("t", max_threads=2)
+    assert await pool.run(lambda: 41 + 1) == 42
+    with pytest.raises(ZeroDivisionError):
+        await pool.run(lambda: 1 // 0)
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        await pool.run(lambda: 1)
+
+
+async def test_no_more_threads_run_than_allowed() -> None:
+    pool = WorkerPool("t", max_threads=3)
+    gate, running, most, lock = threading.Event(), 0, 0, threading.Lock()
+
+    def work() -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        gate.wait(10)
+        with lock:
+            running -= 1
+
+    calls = [asyncio.create_task(pool.run(work)) for _ in range(10)]
+    async with asyncio.timeout(10):
+        while most < 3:  # noqa: ASYNC110 - a thread cannot set an asyncio event
+            await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*calls)
+    assert most == 3
+    pool.close()
+
+
+async def test_a_call_to_the_end_is_awaited_though_its_caller_is_cancelled() -> None:
+    pool = WorkerPool("t", max_threads=1)
+    begun, gate, done = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        gate.wait(10)
+        done.set()
+
+    task = asyncio.create_task(pool.run(work, to_the_end=True))
+    while not begun.is_set():  # noqa: ASYNC110 - a thread cannot set an asyncio event
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done.is_set()
+    pool.close()
+
+
+async def test_one_failure_ends_what_runs_beside_it_and_is_raised_alone() -> None:
+    cancelled = asyncio.Event()
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise DriverError("told")
+
+    with pytest.raises(DriverError, match="told"):
+        await together(forever(), fail())
+    assert cancelled.is_set()
+
+
+async def test_a_background_error_is_reported_and_the_rest_is_ended() -> None:
+    seen: list[str] = []
+    background = Background(lambda name, error: seen.append(f"{name}: {error}"))
+
+    async def fail() -> None:
+        raise DriverError("told")
+
+    async def forever() -> None:
+        await asyncio.Event().wait()
+
+    background.spawn(fail(), name="first")
+    endless = background.spawn(forever(), name="second")
+    await asyncio.sleep(0)
+    await background.close()
+    assert seen == ["first: told"]
+    assert endless.cancelled()
+
+
+@pytest.mark.parametrize("text", ["", " \n\t", "\x00\x1b", "::", "ü" * 3000, "a\r\nb", "x" * 1025, "cause: "])
+def test_public_texts_are_one_bounded_line_and_never_empty(text: str) -> None:
+    made = public_text(text)
+    assert made
+    assert made.isprintable()
+    assert not made.endswith(":")
+    assert len(made.encode()) <= 1024
