@@ -27,6 +27,7 @@ from gateway_embedded.sessions import MISSED_HEARTBEATS, Session, SessionEnd
 from gateway_embedded.states import SandboxStates
 from gateway_embedded.supervision import Supervision
 from gateway_embedded.tokens import TokenAuthority
+from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
 from openshell.wire.sandbox.v1 import sandbox_pb2
 from openshell.wire.v1 import openshell_pb2
 
@@ -68,8 +69,7 @@ class SupervisorService:
         scope = request.workspace_scope if request.HasField("workspace_scope") else None
         if isinstance(call.principal, SandboxPrincipal):
             record = await self._supervision.record_of(call.principal)
-            if request.name not in ("", record.name, record.id):
-                raise PermissionDeniedError("the gateway token belongs to another sandbox than the request names")
+            _require_own(record, request.name, scope)
         else:
             record = await self._states.find(requests.workspace_of(scope), requests.sandbox_name(request.name))
         return await self._supervision.configuration(record)
@@ -79,8 +79,7 @@ class SupervisorService:
         if not isinstance(call.principal, SandboxPrincipal):
             raise NotBuiltError("UpdateConfig by users is not built in the embedded gateway of this release")
         record = await self._supervision.record_of(call.principal)
-        if request.sandbox not in ("", record.name, record.id):
-            raise PermissionDeniedError("the gateway token belongs to another sandbox than the request names")
+        _require_own(record, request.sandbox, request.workspace_scope if request.HasField("workspace_scope") else None)
         unbuilt = {
             "setting_key": bool(request.setting_key),
             "setting_value": request.HasField("setting_value"),
@@ -211,6 +210,12 @@ class SupervisorService:
     async def _own(self, sandbox_id: str, call: Call) -> SandboxRecord:
         call.sandbox.require(sandbox_id)
         return await self._supervision.record_of(call.sandbox)
+
+
+def _require_own(record: SandboxRecord, name: str, scope: WorkspaceSelector | None) -> None:
+    """A supervisor may name its sandbox and workspace, or leave that to its token, but may name no other."""
+    if name not in ("", record.name, record.id) or (scope is not None and scope.workspace != record.workspace):
+        raise PermissionDeniedError("the gateway token belongs to another sandbox than the request names")
 
 
 async def _first_hello(

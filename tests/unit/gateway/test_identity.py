@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from gateway_embedded.cli import split_address
 from gateway_embedded.config import GatewayConfig
 from gateway_embedded.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
 from gateway_embedded.rpc_table import AuthMode
+from gateway_embedded.sandboxes import Phase, Provisioning, SandboxRecord, SandboxStatus
 from gateway_embedded.state_dir import StateDir
 from gateway_embedded.tokens import SigningKey, TokenAuthority, new_launch
 from openshell.isolation.credentials import LaunchAuthentication
@@ -130,6 +132,25 @@ def test_supervisors_are_known_by_their_token_alone(key: SigningKey, tmp_path: P
     ):
         with pytest.raises(UnauthenticatedError):
             authenticate(AuthMode.SANDBOX, headers, issuer)
+
+
+def test_credentials_of_an_earlier_launch_are_worth_nothing() -> None:
+    launch = new_launch(auth_epoch=2)
+    record = SandboxRecord(
+        id=ID,
+        name="alpha",
+        workspace="default",
+        created_at=NOW,
+        spec=b"",
+        launch=launch,
+        status=SandboxStatus(phase=Phase.READY),
+        provisioning=Provisioning(attempt_id="a", preparation_deadline=NOW),
+    )
+    current = SandboxPrincipal(sandbox_id=ID, generation=launch.generation, auth_epoch=2)
+    current.require_launch(record)
+    for stale in (replace(current, auth_epoch=1), replace(current, generation=new_launch().generation)):
+        with pytest.raises(UnauthenticatedError, match="earlier launch of sandbox 'alpha'"):
+            stale.require_launch(record)
 
 
 def test_users_need_no_token(key: SigningKey) -> None:

@@ -11,6 +11,7 @@ from scripted.compute_driver import condition
 from scripted.gateway_bench import WORKSPACE, GatewayBench, condition_of, ready, rest
 from scripted.supervisor import ScriptedSupervisor
 
+from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
 from openshell.wire.sandbox.v1 import sandbox_pb2
 from openshell.wire.v1 import openshell_pb2 as pb
 
@@ -318,6 +319,10 @@ async def test_a_supervisor_speaks_for_its_own_sandbox_only(bench: GatewayBench)
     other = sandbox_pb2.GetSandboxConfigRequest(name="two")
     await refused(
         supervisor.stub.GetSandboxConfig(other, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
+    )
+    elsewhere = sandbox_pb2.GetSandboxConfigRequest(name="one", workspace_scope=WorkspaceSelector(workspace="else"))
+    await refused(
+        supervisor.stub.GetSandboxConfig(elsewhere, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
     )
     listing = pb.ListSandboxesRequest(workspace_scope=WORKSPACE)
     await refused(
