@@ -38,7 +38,7 @@ def _end_before_start(number: int, frame: FrameType | None) -> NoReturn:
     from openshell.verdicts import Stage
     from supervisor_reference.last_words import speak, words_of_signal
 
-    speak(words_of_signal(signal.Signals(number).name, Stage.BUILD, boundary_terminated=None))
+    speak(words_of_signal(signal.Signals(number).name, Stage.BUILD))
     _leave(128 + number)
 
 

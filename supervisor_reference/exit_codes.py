@@ -16,8 +16,8 @@ Code Name                  Meaning
 76   ``INCOMPATIBLE``      gateway, backend and supervisor do not speak a common version
 77   ``POLICY_REFUSED``    the isolation backend refused the policy
 78   ``WORKSPACE``         the workspace root is not usable (``WorkspaceValidationFailed``)
-130  ``INTERRUPTED``       ended by SIGINT; the boundary was asked to terminate first
-143  ``TERMINATED``        ended by SIGTERM; the boundary was asked to terminate first
+130  ``INTERRUPTED``       ended by SIGINT; the boundary is left to its driver
+143  ``TERMINATED``        ended by SIGTERM; the boundary is left to its driver
 ==== ===================== =============================================================================================
 """
 

@@ -51,17 +51,11 @@ def words_of_defect(error: BaseException, stage: Stage) -> LastWords:
     )
 
 
-def words_of_signal(name: str, stage: Stage, *, boundary_terminated: bool | None) -> LastWords:
+def words_of_signal(name: str, stage: Stage) -> LastWords:
     """Return the words for an end by signal.
 
     Args:
         name: Name of the signal, for example ``SIGTERM``.
         stage: How far the supervisor had come.
-        boundary_terminated: Whether the boundary confirmed its termination; None when there was none yet.
     """
-    outcome = {
-        None: "no boundary had been opened",
-        True: "the boundary was terminated first",
-        False: "the boundary did not confirm its termination",
-    }[boundary_terminated]
-    return LastWords(stage=stage, category=Category.INFRASTRUCTURE, public=f"ended by {name} from outside; {outcome}")
+    return LastWords(stage=stage, category=Category.INFRASTRUCTURE, public=f"ended by {name} from outside")

@@ -78,9 +78,13 @@ async def _supervised(inputs: LaunchInputs, timing: Timing) -> tuple[ExitCode, L
 
 
 async def until_end_or_signal(supervisor: Supervisor, timing: Timing) -> tuple[ExitCode, LastWords | None]:
-    """Run a supervisor until it ends or a signal ends it; then terminate the boundary and close.
+    """Run a supervisor until it ends or a signal ends it, then close.
 
-    SIGTERM and SIGINT end it within 2 s; a second one ends the process at once.
+    Only an orderly end terminates the boundary. A supervisor that fails or is told to end leaves it alone: a boundary
+    that loses its supervisor freezes the workload by itself, and its driver, which sees the supervisor end first, tells
+    why and stops the workload. Were the workload ended from here, it would end first, and the cause would be hidden.
+
+    SIGTERM and SIGINT end it within a second; a second one ends the process at once.
 
     Args:
         supervisor: The supervisor.
@@ -99,7 +103,7 @@ async def until_end_or_signal(supervisor: Supervisor, timing: Timing) -> tuple[E
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             return await _ended(supervisor, running, timing)
-        return await _interrupted(supervisor, running, asked.result(), timing)
+        return await _interrupted(supervisor, running, asked.result())
     finally:
         running.cancel()
         await _within(_CLOSE_SECONDS, supervisor.close())
@@ -112,24 +116,21 @@ async def _ended(
     if error is None:
         await supervisor.terminate(timing.orderly_terminate_seconds)
         return ExitCode.ORDERLY, None
-    stage = supervisor.stage
-    await supervisor.terminate(timing.terminate_boundary_seconds)
     if isinstance(error, StageError):
         _log.error("the supervisor gives up: %s", error.public, extra={"facts": {"private": error.private}})
         return error.exit_code, error.last_words
     _log.error("the supervisor failed", exc_info=error)
-    return ExitCode.INTERNAL, words_of_defect(error, stage)
+    return ExitCode.INTERNAL, words_of_defect(error, supervisor.stage)
 
 
 async def _interrupted(
-    supervisor: Supervisor, running: asyncio.Task[None], number: signal.Signals, timing: Timing
+    supervisor: Supervisor, running: asyncio.Task[None], number: signal.Signals
 ) -> tuple[ExitCode, LastWords]:
     stage = supervisor.stage
     _log.warning("%s received; ending", number.name)
     running.cancel()
     await asyncio.wait({running}, timeout=_CANCEL_SECONDS)
-    terminated = await supervisor.terminate(timing.terminate_boundary_seconds)
-    return ExitCode(128 + number), words_of_signal(number.name, stage, boundary_terminated=terminated)
+    return ExitCode(128 + number), words_of_signal(number.name, stage)
 
 
 def _on_signal(number: signal.Signals, asked: asyncio.Future[signal.Signals]) -> None:

@@ -84,7 +84,7 @@ class Supervisor:
     async def run(self) -> None:
         """Launch, serve, and end in order: the main process ended and was reported, or the gateway asked for it.
 
-        The boundary stays open; end with `terminate` and `close`, however this returns.
+        The boundary stays open: end with `close` in any case, and with `terminate` before it where this returned.
 
         Raises:
             StageError: The launch or the run failed.
@@ -94,24 +94,19 @@ class Supervisor:
             admitted = await self._admission.admit(registered, image)
         await self._activate(admitted)
 
-    async def terminate(self, limit_seconds: float) -> bool | None:
-        """Ask the boundary to end everything.
+    async def terminate(self, limit_seconds: float) -> None:
+        """Ask the boundary to end everything: for an orderly end only (see `process.until_end_or_signal`).
 
         Args:
             limit_seconds: How long it may take.
-
-        Returns:
-            Whether it confirmed; None where there was nothing to end.
         """
         if self._boundary is None or not self._attached:
-            return None
+            return
         try:
             async with asyncio.timeout(limit_seconds):
                 await self._boundary.terminate_boundary()
         except (IsolationError, TimeoutError) as error:
             _log.warning("the boundary did not confirm its termination: %s", str(error) or "no answer in time")
-            return False
-        return True
 
     async def close(self) -> None:
         """Cut every connection."""

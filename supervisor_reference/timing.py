@@ -35,8 +35,6 @@ class Timing:
     """How long the first session may take to be accepted."""
     last_reconnect_seconds: float = 5.0
     """Longest pause between two attempts to get a lost session back."""
-    terminate_boundary_seconds: float = 1.0
-    """How long a supervisor that ends by a signal waits for the boundary; the whole end takes under 2 s."""
     orderly_terminate_seconds: float = 10.0
     """How long an orderly end waits for the boundary to terminate."""
     renewal_margin_seconds: float = 300.0

@@ -138,7 +138,7 @@ async def test_an_exit_that_cannot_be_told_is_no_orderly_end(
     assert words is not None
     assert "was ended by SIGSEGV (exit code 139)" in words.public
     assert "stale token" in words.public
-    assert "terminate_boundary" in boundary.calls
+    assert boundary.calls[-2:] == ["wait", "close"], "its driver ends it, and tells why first"
 
 
 async def test_an_orderly_stop_by_the_gateway_ends_the_boundary(
@@ -268,7 +268,7 @@ async def test_a_failure_names_its_stage_and_keeps_the_backends_words_private(
     assert WORDS not in words.public
     assert error.message in words.private
     assert not any(report.refused_before_start for report in fake.reports())
-    assert ("terminate_boundary" in boundary.calls) == ("attach" in boundary.calls and call != "attach")
+    assert "terminate_boundary" not in boundary.calls
     assert "wait" not in boundary.calls
 
 
@@ -338,47 +338,55 @@ async def test_a_defect_leaves_words_too(fake: FakeGateway, boundary: ScriptedBo
     assert code is ExitCode.INTERNAL
     assert words is not None
     assert words.public == "internal error of the supervisor (ZeroDivisionError); its log has the details"
-    assert "terminate_boundary" in boundary.calls
+    assert boundary.calls[-2:] == ["wait", "close"]
 
 
-@pytest.mark.parametrize(
-    ("number", "hangs", "code", "text"),
-    [
-        (signal.SIGTERM, False, 143, "ended by SIGTERM from outside; the boundary was terminated first"),
-        (signal.SIGTERM, True, 143, "ended by SIGTERM from outside; the boundary did not confirm its termination"),
-        (signal.SIGINT, False, 130, "ended by SIGINT from outside; the boundary was terminated first"),
-    ],
-)
-async def test_a_signal_ends_the_boundary_first(
-    fake: FakeGateway,
-    boundary: ScriptedBoundary,
-    gateway: GrpcGateway,
-    launch: LaunchMaterial,
-    timing: Timing,
-    number: signal.Signals,
-    hangs: bool,
-    code: int,
-    text: str,
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+async def test_a_signal_leaves_the_boundary_to_its_driver(
+    fake: FakeGateway, boundary: ScriptedBoundary, supervise: Start, number: signal.Signals, code: int
 ) -> None:
-    boundary.hangs_on_terminate = hangs
-    supervisor = Supervisor(
-        launch.inputs(fake.url),
-        gateway=gateway,
-        open_boundary=boundary.open,
-        instance_id=INSTANCE_ID,
-        timing=timing,
-    )
-    short = replace(timing, terminate_boundary_seconds=0.05)
-    outcome = asyncio.create_task(until_end_or_signal(supervisor, short))
+    outcome = asyncio.create_task(supervise())
     session = await fake.sessions.get()
     await settled(session)
     os.kill(os.getpid(), number)
     got, words = await outcome
     assert int(got) == code
     assert words is not None
-    assert (words.stage, words.public) == (Stage.RUNNING, text)
-    assert boundary.calls[-2:] == ["terminate_boundary", "close"]
+    assert (words.stage, words.public) == (Stage.RUNNING, f"ended by {number.name} from outside")
+    assert boundary.calls[-2:] == ["wait", "close"]
     await session.over.wait()
+
+
+async def test_a_session_that_is_refused_for_good_leaves_the_boundary_to_its_driver(
+    fake: FakeGateway, boundary: ScriptedBoundary, supervise: Start
+) -> None:
+    outcome = asyncio.create_task(supervise())
+    session = await fake.sessions.get()
+    await settled(session)
+    session.end(grpc.StatusCode.FAILED_PRECONDITION)
+    code, words = await outcome
+    assert code is ExitCode.INFRASTRUCTURE
+    assert words is not None
+    assert words.stage is Stage.RUNNING
+    assert words.public == "the gateway refused the supervisor's session with FAILED_PRECONDITION"
+    assert boundary.calls[-2:] == ["wait", "close"]
+
+
+async def test_an_orderly_end_does_not_wait_for_ever_for_the_boundary(
+    fake: FakeGateway,
+    boundary: ScriptedBoundary,
+    gateway: GrpcGateway,
+    launch: LaunchMaterial,
+    timing: Timing,
+) -> None:
+    boundary.hangs_on_terminate = True
+    boundary.ended.set_result(ExitStatus.exited(0))
+    supervisor = Supervisor(
+        launch.inputs(fake.url), gateway=gateway, open_boundary=boundary.open, instance_id=INSTANCE_ID, timing=timing
+    )
+    outcome = await until_end_or_signal(supervisor, replace(timing, orderly_terminate_seconds=0.05))
+    assert outcome == (ExitCode.ORDERLY, None)
+    assert boundary.calls[-2:] == ["terminate_boundary", "close"]
 
 
 async def test_a_signal_during_the_launch_is_obeyed_at_once(
@@ -391,6 +399,6 @@ async def test_a_signal_during_the_launch_is_obeyed_at_once(
     code, words = await outcome
     assert code is ExitCode.TERMINATED
     assert words is not None
-    assert words.public == "ended by SIGTERM from outside; no boundary had been opened"
+    assert words.public == "ended by SIGTERM from outside"
     assert words.stage is Stage.BUILD
     assert "attach" not in boundary.calls
