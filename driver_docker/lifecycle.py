@@ -190,6 +190,8 @@ class Lifecycle:
         async with sandbox.lock:
             self._check_present(sandbox)
             record = sandbox.record
+            if record.phase is RecordPhase.DELETING:
+                raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} is being deleted")
             if record.phase in {RecordPhase.FAILED, RecordPhase.STOPPED}:
                 services.publish_snapshot(sandbox)
                 return
@@ -205,7 +207,8 @@ class Lifecycle:
                     f"the workload container of sandbox {sandbox.sandbox_id} no longer exists"
                 ) from None
             except EngineError:
-                sandbox.intentional -= sandbox.container_ids
+                # The workload runs on, so its end is news again. The supervisor's is not: this stop may have caused it.
+                sandbox.intentional.discard(record.workload_id)
                 raise
             sandbox.record = sandbox.record.changed(
                 now(), phase=RecordPhase.STOPPED, failure=None, was_ready=False, supervisor_id=""
@@ -250,18 +253,23 @@ class Lifecycle:
 
     async def _delete(self, sandbox: Sandbox) -> bool:
         services = self._services
-        if sandbox.record.phase is not RecordPhase.DELETING:
-            sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.DELETING)
-            sandbox.intentional |= sandbox.container_ids
-            sandbox.notify()
-            services.publish_snapshot(sandbox)
+        self._mark_deleting(sandbox)
         await self._cancel_launch(sandbox)
         async with sandbox.lock:
             if services.table.by_id(sandbox.sandbox_id) is not sandbox:
                 return False  # another delete was faster
+            self._mark_deleting(sandbox)  # again: a stop that was under way has set its own phase meanwhile
             await services.save_quietly(sandbox)
             await self._remove(sandbox)
         return True
+
+    def _mark_deleting(self, sandbox: Sandbox) -> None:
+        if sandbox.record.phase is RecordPhase.DELETING:
+            return
+        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.DELETING)
+        sandbox.intentional |= sandbox.container_ids
+        sandbox.notify()
+        self._services.publish_snapshot(sandbox)
 
     async def _remove(self, sandbox: Sandbox) -> None:
         services = self._services

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from driver_docker import labels
-from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, InvalidRequestError
 from driver_docker.lifecycle import interrupted
 from driver_docker.records import AUTH_FILE, Failure, RecordPhase
@@ -19,6 +19,8 @@ from driver_docker.verdict import Reason
 from openshell.isolation.documents import AuthBundle, DocumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from driver_docker.engine import ContainerRow
     from driver_docker.records import SandboxRecord
     from driver_docker.services import Services
@@ -41,7 +43,7 @@ async def reclaim(services: Services) -> None:
     for volume in await services.engine.list_volumes(labels.owner_labels(services.owner)):
         sandbox_id = volume.labels.get(labels.SANDBOX_ID)
         if sandbox_id is not None and sandbox_id not in known:
-            await remove_volume(services.engine, volume.name)
+            await _tolerant(services, volume.name, remove_volume(services.engine, volume.name))
     for folder in await services.disk.run(lambda: services.store.unreadable(frozenset(known))):
         services.log.warning("state folder without a record removed", sandbox_id=folder)
         await services.remove_record(folder)
@@ -57,10 +59,23 @@ def _is_current(row: ContainerRow, known: dict[str, SandboxRecord]) -> bool:
 
 async def _remove(services: Services, row: ContainerRow) -> None:
     services.log.info("leftover container removed", container=row.name)
+    await _tolerant(services, row.name, remove_container(services.engine, row.container_id))
+
+
+async def _tolerant(services: Services, what: str, removal: Awaitable[bool]) -> bool:
+    """Carry out a removal; one that the engine refuses must not keep the driver from serving everything else.
+
+    Raises:
+        EngineUnreachableError: The engine cannot be asked.
+    """
     try:
-        await remove_container(services.engine, row.container_id)
+        await removal
+    except EngineUnreachableError:
+        raise
     except EngineError as error:
-        services.log.warning("leftover container not removed", container=row.name, error=error.message)
+        services.log.warning("leftover not removed", what=what, error=error.message)
+        return False
+    return True
 
 
 async def _take_over(services: Services, record: SandboxRecord) -> None:
@@ -70,10 +85,11 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         return
     sandbox = services.table.add(record)
     if record.phase is RecordPhase.DELETING:
-        await remove_sandbox(services.engine, services.owner, record.sandbox_id)
-        await services.remove_record(record.sandbox_id)
-        services.table.discard(sandbox)
-        services.log_of(sandbox).info("interrupted deletion finished")
+        removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        if await _tolerant(services, record.sandbox_id, removal):
+            await services.remove_record(record.sandbox_id)
+            services.table.discard(sandbox)
+            services.log_of(sandbox).info("interrupted deletion finished")
         return
     if record.phase is RecordPhase.PROVISIONING:
         failure = Failure(reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now())
@@ -82,7 +98,8 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         )
         await services.save_quietly(sandbox)
     if sandbox.record.phase is RecordPhase.FAILED:
-        await remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        await _tolerant(services, record.sandbox_id, removal)
         return
     try:
         sandbox.workload = await services.engine.inspect_container(record.workload_id)

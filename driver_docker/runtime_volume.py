@@ -59,7 +59,9 @@ class RuntimeVolumes:
             RuntimeVolumeError: The image holds no runtime, or a foreign volume has the name.
             EngineError: The engine failed.
         """
-        name = names.runtime_volume_name(namespace=self._owner.namespace, image_id=image.image_id)
+        # Of this driver instance alone: a volume of another one, even of a dead one, is never in its way.
+        place = f"{self._owner.namespace}/{self._owner.driver}"
+        name = names.runtime_volume_name(namespace=place, image_id=image.image_id)
         async with self._locks.setdefault(name, asyncio.Lock()):
             exists = await self._exists(name)
             if exists and name in self._complete:

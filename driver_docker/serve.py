@@ -158,20 +158,30 @@ async def serve(config: DriverConfig, *, announce: Callable[[str], None]) -> Non
     Raises:
         DriverError: The driver could not come up.
     """
-    ending = asyncio.Event()
+    ending, is_up = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    async def run() -> None:
+        async with await find_engine(config, os.environ) as engine:
+            info = engine.info
+            log.info("engine found", version=info.version, api=info.api_version)
+            async with Driver(config, engine):
+                is_up.set()
+                announce(f"serving on {config.bind_socket}")
+                await ending.wait()
+                log.info("ending; sandboxes keep running")
+
+    log = structlog.get_logger("driver")
+    running = asyncio.create_task(run(), name="driver")
 
     def on_signal(number: int) -> None:
         if ending.is_set():
             os._exit(128 + number)
         ending.set()
+        if not is_up.is_set():
+            running.cancel()  # it may be waiting for an engine that does not answer
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal, number)
-    async with await find_engine(config.socket_path, os.environ) as engine:
-        info = engine.info
-        structlog.get_logger("driver").info("engine found", version=info.version, api=info.api_version)
-        async with Driver(config, engine):
-            announce(f"serving on {config.bind_socket}")
-            await ending.wait()
-            structlog.get_logger("driver").info("ending; sandboxes keep running")
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
