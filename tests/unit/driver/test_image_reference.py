@@ -112,8 +112,8 @@ def test_every_part_that_is_put_together_is_found_again(
 ) -> None:
     if registry is None and path[0] == "localhost":
         path[0] = "host"
-    if registry is None and len(path) > 1 and "." in path[0]:
-        registry, path = path[0], path[1:]
+    if registry is None:
+        path[0] = path[0].replace(".", "-")  # a first word with a dot would be a registry
     name = "/".join([*([registry] if registry else []), *path])
     text = name + (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")
     if len(name) == 64 and text == name:
