@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import json
 import os
 import re
 import tomllib
@@ -19,12 +20,17 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from driver_docker.errors import ConfigurationError
+from driver_docker.upstream_proxy import ProxyKeys, check_proxy, check_spiffe_socket
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX: Final = "OPENSHELL_DOCKER_DRIVER_"
-"""Environment variable of a key: this prefix and the key's name in upper case."""
+"""Environment variable of a key: this prefix and the key's name in upper case; tables are JSON there."""
+CONFIG_VARIABLE: Final = "OPENSHELL_DOCKER_DRIVER_CONFIG"
+"""Where the TOML file is, when no flag says so."""
+SHARED_SOCKET_VARIABLE: Final = "OPENSHELL_COMPUTE_DRIVER_SOCKET"
+_SHARED_VARIABLES: Final = {"bind_socket": (SHARED_SOCKET_VARIABLE,), "log_level": ("OPENSHELL_LOG_LEVEL",)}
 
 DEFAULT_REQUIRED_LABELS: Final = {
     "openshell.ai/sandbox-attachable": "true",
@@ -33,7 +39,7 @@ DEFAULT_REQUIRED_LABELS: Final = {
 _RESERVED_ADMISSION_KEYS: Final = frozenset(
     {"openshell.ai/managed-by", "openshell.ai/gateway-id", "openshell.ai/sandbox-workspace"}
 )
-_WORKSPACE_PLACEHOLDER: Final = "${workspace}"
+WORKSPACE_PLACEHOLDER: Final = "${workspace}"
 _LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _LABEL_PREFIX: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
@@ -41,14 +47,6 @@ _NOT_OFFERED: Final = {
     "supervisor_bin": "name an image with sandbox_runtime_image instead",
     "guest_tls_cert": "only guest_tls_ca is used in the split topology",
     "guest_tls_key": "only guest_tls_ca is used in the split topology",
-    "https_proxy": "upstream proxies are not offered yet",
-    "no_proxy": "upstream proxies are not offered yet",
-    "proxy_auth_file": "upstream proxies are not offered yet",
-    "proxy_auth_allow_insecure": "upstream proxies are not offered yet",
-    "proxy_connect_by_hostname": "upstream proxies are not offered yet",
-    "proxy_ca_bundle": "upstream proxies are not offered yet",
-    "provider_spiffe_workload_api_socket": "SPIFFE sockets are not offered yet",
-    "enable_bind_mounts": "mounts are not offered yet",
 }
 
 
@@ -86,7 +84,7 @@ class LogLevel(StrEnum):
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
 
 class ResourceAdmission(_Table):
@@ -103,9 +101,9 @@ class ResourceAdmission(_Table):
                 raise ValueError(f"{key!r} is no label key")
             if key in _RESERVED_ADMISSION_KEYS:
                 raise ValueError(f"{key!r} is reserved and may not be required")
-            if value != _WORKSPACE_PLACEHOLDER and not _LABEL_VALUE.fullmatch(value):
-                raise ValueError(f"the value of {key!r} is no label value; {_WORKSPACE_PLACEHOLDER} must stand alone")
-        fixed = [value for value in self.required_labels.values() if value != _WORKSPACE_PLACEHOLDER]
+            if value != WORKSPACE_PLACEHOLDER and not _LABEL_VALUE.fullmatch(value):
+                raise ValueError(f"the value of {key!r} is no label value; {WORKSPACE_PLACEHOLDER} must stand alone")
+        fixed = [value for value in self.required_labels.values() if value != WORKSPACE_PLACEHOLDER]
         if self.enabled and not fixed:
             raise ValueError("at least one required label must have a fixed value while admission is enabled")
         return self
@@ -120,6 +118,14 @@ class DriverConfig(_Table):
     """Owner-only folder of records (ours); default `$XDG_STATE_HOME/openshell/docker-sandbox-tokens`."""
     socket_path: str | None = None
     """Docker's API socket or a `unix://`, `tcp://`, `ssh://` address; found by itself when absent."""
+    docker_context: str | None = None
+    """Name of a Docker context that holds the engine's address and certificates (ours); not beside `socket_path`."""
+    docker_tls_ca: Path | None = None
+    """CA that signed the engine's certificate, for a `tcp://` `socket_path` (ours)."""
+    docker_tls_cert: Path | None = None
+    """Client certificate for a `tcp://` `socket_path` (ours); together with `docker_tls_key`."""
+    docker_tls_key: Path | None = None
+    """Key of the client certificate (ours)."""
     sandbox_label: str = "default"
     """The namespace that separates this driver's containers from those of others on the same engine."""
     grpc_endpoint: str = "http://127.0.0.1:17670"
@@ -134,6 +140,22 @@ class DriverConfig(_Table):
     app_armor_profile: str | None = None
     allow_driver_config: bool = False
     resource_admission: ResourceAdmission = Field(default_factory=ResourceAdmission)
+    enable_bind_mounts: bool = False
+    """Whether callers may mount folders of the host; needs `resource_admission.enabled = false` as well."""
+    https_proxy: str | None = None
+    """Upstream proxy of every supervisor, `http://host:port` or `https://host:port`, without credentials."""
+    no_proxy: str | None = None
+    """Destinations that a supervisor reaches without the proxy, separated by commas."""
+    proxy_auth_file: Path | None = None
+    """File with the proxy's credentials; its content is staged for the supervisor and shown nowhere."""
+    proxy_auth_allow_insecure: bool = False
+    """Whether the credentials may be sent to an `http://` proxy."""
+    proxy_connect_by_hostname: bool = False
+    """Whether the proxy resolves names; otherwise it is sent addresses."""
+    proxy_ca_bundle: Path | None = None
+    """PEM file of CAs that the proxy's certificates are checked against."""
+    provider_spiffe_workload_api_socket: str | None = None
+    """Socket of the SPIFFE Workload API; its folder is shown to the supervisor, read-only."""
     telemetry_enabled: bool = False
     """The containers' `OPENSHELL_TELEMETRY_ENABLED` (ours)."""
     log_level: LogLevel = LogLevel.INFO
@@ -152,18 +174,12 @@ class DriverConfig(_Table):
     """Grace of a supervisor's stop (ours; compute-driver contract 3.14)."""
     resync_interval_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 60.0
     """How often every container is looked at again although events are read (ours)."""
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port of 127.0.0.1 with Prometheus metrics (ours); 0 takes a free one; nothing is served when absent."""
 
     supervisor_bin: str | None = None
     guest_tls_cert: str | None = None
     guest_tls_key: str | None = None
-    enable_bind_mounts: bool = False
-    https_proxy: str | None = None
-    no_proxy: str | None = None
-    proxy_auth_file: str | None = None
-    proxy_auth_allow_insecure: bool = False
-    proxy_connect_by_hostname: bool = False
-    proxy_ca_bundle: str | None = None
-    provider_spiffe_workload_api_socket: str | None = None
 
     @field_validator("sandbox_label")
     @classmethod
@@ -186,6 +202,11 @@ class DriverConfig(_Table):
             return value
         raise ValueError("must be Unconfined, RuntimeDefault or Localhost/<name>")
 
+    @field_validator("provider_spiffe_workload_api_socket")
+    @classmethod
+    def _spiffe(cls, value: str | None) -> str | None:
+        return check_spiffe_socket(value) if value is not None else None
+
     @field_validator("grpc_endpoint")
     @classmethod
     def _endpoint(cls, value: str) -> str:
@@ -201,6 +222,17 @@ class DriverConfig(_Table):
         for key, advice in _NOT_OFFERED.items():
             if getattr(self, key):
                 raise ValueError(f"{key} is not supported by this driver: {advice}")
+        self._check_engine()
+        check_proxy(
+            ProxyKeys(
+                https_proxy=self.https_proxy,
+                no_proxy=self.no_proxy,
+                proxy_auth_file=self.proxy_auth_file,
+                proxy_auth_allow_insecure=self.proxy_auth_allow_insecure,
+                proxy_connect_by_hostname=self.proxy_connect_by_hostname,
+                proxy_ca_bundle=self.proxy_ca_bundle,
+            )
+        )
         if self.staging is Staging.UPSTREAM:
             raise ValueError("staging = 'upstream' is not offered yet; use 'lean'")
         secure = urlsplit(self.grpc_endpoint).scheme == "https"
@@ -209,6 +241,16 @@ class DriverConfig(_Table):
         if not secure and self.guest_tls_ca is not None:
             raise ValueError("guest_tls_ca is refused for an http grpc_endpoint")
         return self
+
+    def _check_engine(self) -> None:
+        if self.docker_context is not None and self.socket_path is not None:
+            raise ValueError("docker_context and socket_path exclude each other: set the one that names the engine")
+        if (self.docker_tls_cert is None) is not (self.docker_tls_key is None):
+            raise ValueError("docker_tls_cert and docker_tls_key belong together: set both or none")
+        if self.docker_tls_cert is not None and self.docker_tls_ca is None:
+            raise ValueError("docker_tls_ca is needed beside docker_tls_cert, so that the engine is verified too")
+        if self.docker_tls_ca is not None and not (self.socket_path or "").startswith("tcp://"):
+            raise ValueError("docker_tls_ca is used only with a tcp:// socket_path")
 
     @property
     def host_gateway_ip(self) -> str | None:
@@ -251,19 +293,46 @@ def load_config(
     merged: dict[str, Any] = {"state_dir": default_state_dir(surroundings)}
     if file is not None:
         merged |= _from_file(file)
-    for key in DriverConfig.model_fields:
-        value = surroundings.get(ENVIRONMENT_PREFIX + key.upper())
-        if value:
-            merged[key] = value
-    if level := surroundings.get("OPENSHELL_LOG_LEVEL"):
-        merged["log_level"] = level.lower()
-    if bind := surroundings.get("OPENSHELL_COMPUTE_DRIVER_SOCKET"):
-        merged["bind_socket"] = bind
+    merged |= _from_environment(surroundings)
     merged |= {key: value for key, value in flags.items() if value is not None}
     try:
         return DriverConfig.model_validate(merged)
     except ValidationError as error:
         raise ConfigurationError(_explained(error)) from None
+
+
+def variables_of(key: str) -> tuple[str, ...]:
+    """The environment variables of a key; the first that is set and not empty counts.
+
+    `OPENSHELL_COMPUTE_DRIVER_SOCKET` is also the gateway's own variable for where it dials (compute-driver contract
+    7.1), so this driver's own variable goes before it.
+    """
+    return (ENVIRONMENT_PREFIX + key.upper(), *_SHARED_VARIABLES.get(key, ()))
+
+
+def _from_environment(surroundings: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in DriverConfig.model_fields:
+        text = next((surroundings[name] for name in variables_of(key) if surroundings.get(name)), "")
+        if not text:
+            continue
+        if key == "log_level":
+            text = text.lower()
+        found[key] = _json_table(key, text) if text.startswith("{") else text
+    known = {ENVIRONMENT_PREFIX + key.upper() for key in DriverConfig.model_fields} | {CONFIG_VARIABLE}
+    for name in sorted(surroundings):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigurationError(f"unknown environment variable {name}{hint}")
+    return found
+
+
+def _json_table(key: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigurationError(f"{key}: the environment holds a table that is not JSON") from None
 
 
 def _from_file(file: Path) -> dict[str, Any]:

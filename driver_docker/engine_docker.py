@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import docker
+import docker.tls
 
 from driver_docker.engine import (
     ContainerFacts,
@@ -38,6 +40,7 @@ from driver_docker.engine_wire import (
     engine_info,
     image_facts,
     label_filter,
+    refreshed_info,
     split_reference,
     strip_frames,
     volume_facts,
@@ -46,14 +49,17 @@ from driver_docker.errors import public_text
 from driver_docker.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
     from datetime import datetime
 
     import requests
 
+    from driver_docker.engine_tls import EngineTls
+
 Result = TypeVar("Result")
 
 _REQUEST_TIMEOUT_SECONDS = 30.0
+_KNOCK_SECONDS = 10.0
 _STOP_MARGIN_SECONDS = 15.0
 _PULL_SILENCE_SECONDS = 120.0
 _LOG_READ_LIMIT_BYTES = 4 * 1024 * 1024
@@ -71,13 +77,15 @@ class DockerEngine:
         self._long = WorkerPool("engine-wait", max_threads=8)
         self._streams: set[DockerEventStream] = set()
         self._closed = False
+        self._close_with: list[Callable[[], Awaitable[None]]] = []
 
     @classmethod
-    async def connect(cls, base_url: str) -> Self:
+    async def connect(cls, base_url: str, *, tls: EngineTls | None = None) -> Self:
         """Reach an engine and agree on an API version.
 
         Args:
             base_url: For example `unix:///var/run/docker.sock`.
+            tls: The files of a TLS connection to a `tcp://` address.
 
         Raises:
             EngineUnreachableError: Nobody answers there.
@@ -85,30 +93,32 @@ class DockerEngine:
         """
         pool = WorkerPool("engine-connect", max_threads=1)
         try:
-            return await pool.run(lambda: cls._open(base_url))
+            return await pool.run(lambda: cls._open(base_url, tls))
         finally:
             pool.close()
 
     @classmethod
-    def _open(cls, base_url: str) -> Self:
+    def _open(cls, base_url: str, tls: EngineTls | None = None) -> Self:
+        if base_url.startswith("unix://"):
+            _knock(base_url)
         try:
             client = docker.APIClient(
-                base_url=base_url, version="1.41", timeout=int(_REQUEST_TIMEOUT_SECONDS), max_pool_size=32
+                base_url=base_url,
+                version="1.41",
+                timeout=int(_REQUEST_TIMEOUT_SECONDS),
+                max_pool_size=32,
+                tls=_tls_config(tls) if tls is not None else False,
             )
-            client.trust_env = False  # neither proxies nor netrc of the environment belong between driver and engine
-            answer = checked(lambda: client.request("GET", f"{client.base_url}/version", timeout=10.0), "the engine")
-            details = checked(lambda: client.request("GET", f"{client.base_url}/info", timeout=10.0), "the engine")
         except docker.errors.DockerException as error:
             raise EngineUnreachableError(
                 f"no Docker Engine answers at {base_url}: {public_text(str(error))}"
             ) from error
-        except EngineError as error:
-            raise type(error)(f"no Docker Engine answers at {base_url}: {error.message}") from error
-        if "Libpod-Api-Version" in answer.headers:
-            raise EngineIncompatibleError(f"{base_url} is Podman's API, not a Docker Engine")
-        version = decoded(answer, "version of the engine")
-        info = decoded(details, "info of the engine")
-        return cls(client, engine_info(version, info, base_url))
+        client.trust_env = False  # neither proxies nor netrc of the environment belong between driver and engine
+        try:
+            return cls(client, _introduced(client, base_url))
+        except BaseException:
+            client.close()
+            raise
 
     @property
     def info(self) -> EngineInfo:
@@ -118,6 +128,11 @@ class DockerEngine:
     async def ping(self) -> None:
         """Return when the engine answers."""
         await self._ask("GET", "/_ping", what="the engine", timeout_seconds=5.0)
+
+    async def refresh_info(self) -> EngineInfo:
+        """Ask again for what may change while the engine runs."""
+        self._info = refreshed_info(self._info, await self._json("GET", "/info", what="info of the engine"))
+        return self._info
 
     async def inspect_image(self, reference: str) -> ImageFacts:
         """Facts of an image by ID, digest or tag."""
@@ -365,9 +380,16 @@ class DockerEngine:
         self._closed = True
         for stream in tuple(self._streams):
             await stream.close()
-        self._short.close()
-        self._long.close()
+        closed = EngineUnreachableError("the connection to the engine was closed")
+        self._short.close(abandoned=closed)
+        self._long.close(abandoned=closed)
         self._client.close()
+        for close in self._close_with:
+            await close()
+
+    def close_with(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close something of this connection's own after it, for example the tunnel it goes through."""
+        self._close_with.append(close)
 
     async def __aenter__(self) -> Self:
         """Return the engine itself."""
@@ -422,3 +444,32 @@ class DockerEngine:
         if self._closed:
             raise EngineUnreachableError("the connection to the engine is closed")
         return await pool.run(call, to_the_end=to_the_end)
+
+
+def _introduced(client: docker.APIClient, where: str) -> EngineInfo:
+    """Ask who answers, and agree on an API version."""
+    try:
+        answer = checked(lambda: client.request("GET", f"{client.base_url}/version", timeout=10.0), "the engine")
+        details = checked(lambda: client.request("GET", f"{client.base_url}/info", timeout=10.0), "the engine")
+        version, info = decoded(answer, "its version"), decoded(details, "its info")
+    except EngineError as error:
+        raise type(error)(f"no Docker Engine answers at {where}: {error.message}") from error
+    if "Libpod-Api-Version" in answer.headers:
+        raise EngineIncompatibleError(f"{where} is Podman's API, not a Docker Engine")
+    return engine_info(version, info, where)
+
+
+def _knock(base_url: str) -> None:
+    """Connect once by ourselves: docker-py leaves the socket of a connection that fails to the garbage collector."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(_KNOCK_SECONDS)
+        try:
+            probe.connect(base_url.removeprefix("unix://"))
+        except OSError as error:
+            words = error.strerror or public_text(str(error))
+            raise EngineUnreachableError(f"no Docker Engine answers at {base_url}: {words}") from None
+
+
+def _tls_config(tls: EngineTls) -> docker.tls.TLSConfig:
+    pair = (str(tls.certificate), str(tls.key)) if tls.certificate is not None and tls.key is not None else None
+    return docker.tls.TLSConfig(ca_cert=str(tls.ca), client_cert=pair, verify=True)

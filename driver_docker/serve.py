@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 _DRAIN_SECONDS: Final = 1.0
-_TIDY_SECONDS: Final = 3.0
+_ABANDON_SECONDS: Final = 2.5
+_END_SECONDS: Final = 1.0
+_TIDY_SECONDS: Final = 1.0
 _LOCK_FILE: Final = ".lock"
 
 
@@ -101,7 +103,7 @@ class Driver:
         observer = Observer(services, self.lifecycle, exits, background)
         await reclaim(services)
         self._stack.push_async_callback(self._tidy)
-        self._stack.push_async_callback(background.close)
+        self._stack.push_async_callback(self._end_tasks, background)
         background.spawn(observer.follow(), name="engine events")
         background.spawn(observer.look_now_and_then(), name="slow look")
         background.spawn(self._warm_up(), name="warm up")
@@ -130,9 +132,24 @@ class Driver:
     async def _stop_serving(self) -> None:
         self.hub.close()
         await self._server.stop(_DRAIN_SECONDS)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_TIDY_SECONDS):
+        try:
+            async with asyncio.timeout(_ABANDON_SECONDS):
                 await self.lifecycle.abandon_launches()
+        except TimeoutError:
+            await self._give_engine_up()
+
+    async def _end_tasks(self, background: Background) -> None:
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await background.close()
+        except TimeoutError:
+            await self._give_engine_up()
+            await background.close()
+
+    async def _give_engine_up(self) -> None:
+        """End every call to an engine that does not answer; what it leaves is reclaimed by the next driver."""
+        self._log.warning("the engine does not answer; ending without it")
+        await self._engine.close()
 
     async def _tidy(self) -> None:
         """Remove what no sandbox needs any more."""
