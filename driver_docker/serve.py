@@ -17,8 +17,10 @@ from driver_docker.concurrency import Background
 from driver_docker.engine_address import find_engine
 from driver_docker.errors import DriverError
 from driver_docker.exits import Exits
+from driver_docker.handshake import Handshake
 from driver_docker.labels import Owner
 from driver_docker.launch import Launcher
+from driver_docker.launch_gate import LaunchGate
 from driver_docker.lifecycle import Lifecycle
 from driver_docker.observe import Observer
 from driver_docker.reclaim import reclaim
@@ -86,13 +88,16 @@ class Driver:
             held_by=f"another driver uses the state folder {store.directory}; give this one another sandbox_label",
         )
         self._stack.callback(lock.release)
+        handshake = Handshake(config.older_gateways)
         services = self.services = Services(
             engine=self._engine,
             config=config,
             owner=owner,
             store=store,
             table=SandboxTable(),
-            publish=lambda event: self.hub.publish(encode.watch_event(event)),
+            handshake=handshake,
+            gate=LaunchGate(self._engine, config, handshake),
+            publish=lambda event: self.hub.publish(encode.watch_event(event, older_gateway=handshake.older)),
         )
         self._stack.callback(services.disk.close)
         background = Background(self._report)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +30,7 @@ class WorkerPool:
         self._threads = 0
         self._idle = 0
         self._closed = False
+        self._pending: set[asyncio.Future[Any]] = set()
 
     async def run(self, call: Callable[[], Result], *, to_the_end: bool = False) -> Result:
         """Run `call` on a thread and await its result.
@@ -66,6 +67,8 @@ class WorkerPool:
                 return  # the loop is closed: nobody waits any more
 
         self._submit(job)
+        self._pending.add(future)
+        future.add_done_callback(self._pending.discard)
         if not to_the_end:
             return await future
         try:
@@ -98,8 +101,17 @@ class WorkerPool:
                 return
             job()  # type: ignore[operator]
 
-    def close(self) -> None:
-        """Take no more calls and let idle threads end; does not wait for busy ones. Idempotent."""
+    def close(self, *, abandoned: Exception | None = None) -> None:
+        """Take no more calls and let idle threads end; does not wait for busy ones. Idempotent.
+
+        Args:
+            abandoned: What callers of unfinished calls are told at once, also of those that were to be awaited to the
+                end; without it they go on waiting.
+        """
+        if abandoned is not None:
+            for future in tuple(self._pending):
+                if not future.done():
+                    future.set_exception(abandoned)
         with self._lock:
             if self._closed:
                 return
