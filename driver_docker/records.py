@@ -16,7 +16,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from driver_docker.atomic_file import replace_file
 from driver_docker.errors import RecordError
+from driver_docker.exit_journal import JOURNAL_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -116,14 +118,27 @@ class RecordStore:
                 if name := file.read_text(encoding="ascii").strip():
                     return name
             name = secrets.token_hex(16)
-            _write(file, f"{name}\n".encode())
+            replace_file(file, f"{name}\n".encode())
         except OSError as error:
             raise RecordError(f"state folder {self._directory} cannot be used: {error.strerror}") from error
         return name
 
+    def driver_name(self) -> str | None:
+        """The stable name of the driver instance that uses this folder; `None` when none ever did. Changes nothing.
+
+        Raises:
+            RecordError: The folder is there and cannot be read.
+        """
+        try:
+            return (self._directory / _OWNER_FILE).read_text(encoding="ascii").strip() or None
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise RecordError(f"state folder {self._directory} cannot be read: {error}") from error
+
     def forget(self) -> None:
-        """Remove the namespace's folder if no sandbox is left in it; the next driver gets a new name."""
-        if any(child.is_dir() for child in self._directory.iterdir()):
+        """Remove the namespace's folder if no sandbox and no verdict is left in it; the next driver gets a new name."""
+        if any(child.is_dir() or child.name == JOURNAL_FILE for child in self._directory.iterdir()):
             return
         shutil.rmtree(self._directory, ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -212,31 +227,9 @@ class RecordStore:
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             for name, data in files.items():
-                _write(folder / name, data, durable=durable)
+                replace_file(folder / name, data, durable=durable)
         except OSError as error:
             raise RecordError(f"state of sandbox {sandbox_id} cannot be written: {error.strerror}") from error
-
-
-def _write(file: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file by a complete one or not at all."""
-    scratch = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-            if durable:
-                stream.flush()
-                os.fsync(stream.fileno())
-        scratch.replace(file)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    if durable:
-        folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def _encode(value: object) -> str:

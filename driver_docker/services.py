@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from driver_docker.errors import RecordError
+from driver_docker.exit_journal import ExitJournal, JournalEntry
 from driver_docker.snapshots import take_snapshot
 from driver_docker.workers import WorkerPool
 
@@ -44,6 +45,11 @@ class Services:
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
     disk: WorkerPool = field(default_factory=lambda: WorkerPool("records", max_threads=2))
     _writes: dict[str, asyncio.Lock] = field(default_factory=dict)
+
+    @property
+    def journal(self) -> ExitJournal:
+        """The last verdicts of this namespace, those of deleted sandboxes included."""
+        return ExitJournal(self.store.directory)
 
     def log_of(self, sandbox: Sandbox) -> structlog.stdlib.BoundLogger:
         """The log with the sandbox's id and generation."""
@@ -83,15 +89,26 @@ class Services:
         await self.disk.run(lambda: self.store.save_files(sandbox.sandbox_id, files), to_the_end=True)
 
     async def record_exit(self, sandbox: Sandbox, verdict: Verdict, tail: str) -> None:
-        """Write the record and append a verdict with its raw tail."""
+        """Write the record and append a verdict with its raw tail, to the sandbox's own and to the common journal."""
         await self.save_quietly(sandbox)
-        try:
-            await self.disk.run(
-                lambda: self.store.add_exit(
-                    sandbox.sandbox_id, verdict=verdict.to_metadata(), message=verdict.message, tail=tail, at=now()
-                ),
-                to_the_end=True,
+        record, at, metadata = sandbox.record, now(), verdict.to_metadata()
+
+        def write() -> None:
+            self.store.add_exit(sandbox.sandbox_id, verdict=metadata, message=verdict.message, tail=tail, at=at)
+            self.journal.append(
+                JournalEntry(
+                    at=at,
+                    sandbox_id=record.sandbox_id,
+                    name=record.name,
+                    workspace=record.workspace,
+                    message=verdict.message,
+                    verdict=metadata,
+                    tail=tail,
+                )
             )
+
+        try:
+            await self.disk.run(write, to_the_end=True)
         except RecordError as error:
             self.log_of(sandbox).error("verdict not written", error=error.message)
 

@@ -1,0 +1,133 @@
+"""The last verdicts of a namespace with their raw tails, kept across restarts and deletes.
+
+One owner-only file beside the records, one JSON object a line, newest last. It is appended to, so that a verdict costs
+one small write, and shortened when it has grown to twice its bounds. A line that a crash cut is skipped by readers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from driver_docker.atomic_file import replace_file
+from driver_docker.errors import RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+JOURNAL_FILE: Final = "exits.jsonl"
+MAX_ENTRIES: Final = 200
+"""How many verdicts of a namespace are kept; up to twice as many lie in the file between two cuts."""
+MAX_BYTES: Final = 4 * 1024 * 1024
+"""Most bytes that a cut leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """One verdict."""
+
+    at: datetime
+    """When it was recorded, in UTC."""
+    sandbox_id: str
+    name: str
+    workspace: str
+    message: str
+    verdict: Mapping[str, str]
+    """The verdict's metadata (`openshell.verdict.*`)."""
+    tail: str = field(default="", repr=False)
+    """The raw end of the container's log; for the operator alone."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written, and as `exits -o json` prints it."""
+        return {
+            "at": self.at.astimezone(UTC).isoformat(),
+            "sandbox_id": self.sandbox_id,
+            "name": self.name,
+            "workspace": self.workspace,
+            "message": self.message,
+            "verdict": dict(self.verdict),
+            "tail": self.tail,
+        }
+
+
+class ExitJournal:
+    """The journal in one namespace's folder. Methods block; one process at a time appends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / JOURNAL_FILE
+
+    def append(self, entry: JournalEntry) -> None:
+        """Add a verdict, durably.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        line = json.dumps(entry.to_json()).encode() + b"\n"
+        try:
+            descriptor = os.open(self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                size = os.fstat(descriptor).st_size
+                if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                    line = b"\n" + line  # after a line that a crash cut
+                os.write(descriptor, line)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._shorten()
+        except OSError as error:
+            raise RecordError(f"journal {self._file} cannot be written: {error.strerror}") from error
+
+    def read(self, *, sandbox_id: str = "", limit: int = MAX_ENTRIES) -> tuple[JournalEntry, ...]:
+        """The last verdicts, oldest first.
+
+        Args:
+            sandbox_id: Only those of this sandbox, where one is given.
+            limit: How many at most.
+
+        Raises:
+            RecordError: The file is there and cannot be read.
+        """
+        try:
+            lines = self._file.read_bytes().splitlines()
+        except FileNotFoundError:
+            return ()
+        except OSError as error:
+            raise RecordError(f"journal {self._file} cannot be read: {error.strerror}") from error
+        found = [entry for entry in map(_decode, lines) if entry is not None]
+        if sandbox_id:
+            found = [entry for entry in found if entry.sandbox_id == sandbox_id]
+        return tuple(found[-limit:])
+
+    def _shorten(self) -> None:
+        data = self._file.read_bytes()
+        lines = data.splitlines(keepends=True)
+        if len(data) <= 2 * MAX_BYTES and len(lines) <= 2 * MAX_ENTRIES:
+            return
+        kept: list[bytes] = []
+        size = 0
+        for line in reversed(lines[-MAX_ENTRIES:]):
+            size += len(line)
+            if kept and size > MAX_BYTES:
+                break
+            kept.append(line)
+        replace_file(self._file, b"".join(reversed(kept)))
+
+
+def _decode(line: bytes) -> JournalEntry | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        body = json.loads(line)
+        return JournalEntry(
+            at=datetime.fromisoformat(body["at"]),
+            sandbox_id=str(body["sandbox_id"]),
+            name=str(body["name"]),
+            workspace=str(body["workspace"]),
+            message=str(body["message"]),
+            verdict={str(key): str(value) for key, value in dict(body["verdict"]).items()},
+            tail=str(body["tail"]),
+        )
+    return None
