@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway_embedded.errors import CursorExpiredError, SlowReaderError
-from gateway_embedded.events import PINNED_LIMIT, TAIL_LIMIT, Change, EventHub, StreamItem
+from gateway_embedded.events import PINNED_LIMIT, TAIL_LIMIT, Change, EventHub, StreamItem, is_lasting
 from gateway_embedded.sandboxes import PlatformEvent
 
 
@@ -36,6 +36,20 @@ async def test_progress_does_not_push_a_verdict_out_of_the_tail() -> None:
         assert reasons(reader.earlier) == [f"p{3 * TAIL_LIMIT - 2}", f"p{3 * TAIL_LIMIT - 1}"]
     with hub.subscribe("s") as reader:
         assert reader.earlier == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "metadata", "lasting"),
+    [
+        ("Warning", {}, True),
+        ("Normal", {"openshell.verdict.kind": "stopped"}, True),
+        ("Normal", {"openshell.progress.active_step": "pulling_image"}, False),
+        ("Normal", {}, False),
+    ],
+)
+def test_warnings_and_verdicts_last(kind: str, metadata: dict[str, str], lasting: bool) -> None:
+    event = PlatformEvent(source="docker", type=kind, reason="r", message="", metadata=metadata)
+    assert is_lasting(event) is lasting
 
 
 async def test_the_tail_is_in_order_and_without_repeats() -> None:
