@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -15,15 +16,17 @@ if TYPE_CHECKING:
 PROTOCOL_MAJOR: Final = 1
 PROTOCOL_MINOR: Final = 0
 CONTRACT_CAPABILITY: Final = "openshell.compute.contract"
-SUPPORTED_CAPABILITIES: Final = (
-    CONTRACT_CAPABILITY,
-    "openshell.compute.cpu-limit.hard",
-    "openshell.compute.launch-authentication",
-    "openshell.compute.memory-limit.hard",
-    "openshell.compute.network-scope.supervisor-host",
-    "openshell.compute.pids-limit.hard",
-)
-"""The contract, and what is finer than `limit_supported`: limits are hard, the supervisor shares the host network."""
+LAUNCH_AUTHENTICATION_CAPABILITY: Final = "openshell.compute.launch-authentication"
+GUARANTEES: Final = {
+    "openshell.compute.cpu-limit.hard": "a CPU limit is enforced by the kernel for the workload container",
+    "openshell.compute.memory-limit.hard": "a memory limit is enforced by the kernel for the workload container",
+    "openshell.compute.pids-limit.hard": "every workload container has a hard limit of processes and threads",
+    "openshell.compute.reservation.none": "nothing is reserved: CPU and memory requests are refused",
+    "openshell.compute.sampled-limit.none": "no limit is kept by sampling: what is not enforced is refused",
+    "openshell.compute.network-scope.supervisor-host": "the supervisor shares the network of the engine's host",
+}
+"""What is finer than `limit_supported`, by namespaced capability. Peers that know none of them lose nothing."""
+SUPPORTED_CAPABILITIES: Final = tuple(sorted({CONTRACT_CAPABILITY, LAUNCH_AUTHENTICATION_CAPABILITY, *GUARANTEES}))
 REQUIRED_CAPABILITIES: Final = (CONTRACT_CAPABILITY,)
 IMPLEMENTATION_NAME: Final = "openshell-docker/driver"
 
@@ -58,9 +61,12 @@ def check_peer(peer: Peer | None) -> Peer:
             capability that this driver lacks.
     """
     if peer is None:
-        raise _refused("the request carries no gateway metadata: this driver needs a gateway of the 0.1 line or newer")
+        raise _refused(
+            "the request carries no gateway metadata: this driver needs a gateway of the 0.1 line or newer; "
+            "older_gateways = 'serve' admits one of the older generation"
+        )
     for what, text in (("implementation name", peer.name), ("implementation version", peer.version)):
-        if not text.strip() or len(text.encode()) > _MAX_TEXT_BYTES or not text.isprintable():
+        if not text.strip() or len(text.encode()) > _MAX_TEXT_BYTES or any(map(_is_control, text)):
             raise _refused(f"the gateway's {what} must be 1 to {_MAX_TEXT_BYTES} bytes without control characters")
     for what, names in (("supported", peer.supported), ("required", peer.required)):
         _check_capabilities(what, names)
@@ -85,6 +91,10 @@ def _check_capabilities(what: str, names: tuple[str, ...]) -> None:
     for name in names:
         if len(name.encode()) > _MAX_TEXT_BYTES or not _CAPABILITY.fullmatch(name):
             raise _refused(f"the gateway lists a malformed {what} capability: {name[:_MAX_TEXT_BYTES]}")
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char) == "Cc"
 
 
 def _refused(text: str) -> PreconditionError:

@@ -19,8 +19,12 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from driver_docker.compatibility import CompatibilityMode
 from driver_docker.errors import ConfigurationError
+from driver_docker.handshake import OlderGateways
+from driver_docker.isolation_backends import IsolationBackendTable, RegisteredBackend, check_selectable
 from driver_docker.upstream_proxy import ProxyKeys, check_proxy, check_spiffe_socket
+from openshell.isolation.documents import BUILT_IN_BACKEND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,6 +166,14 @@ class DriverConfig(_Table):
 
     gateway_manages_lifecycle: bool = True
     """Whether the gateway stops and starts all sandboxes around its own restarts (ours to choose)."""
+    older_gateways: OlderGateways = OlderGateways.REFUSE
+    """What becomes of a gateway of the older contract generation, which does not introduce itself (ours)."""
+    compatibility: CompatibilityMode = CompatibilityMode.ENFORCE
+    """Whether gateway, supervisor and runtime revisions that do not fit together are refused or only logged (ours)."""
+    isolation_backend: str | None = None
+    """Name of the isolation backend of new sandboxes; absent or `openshell-sandbox`: the built-in one."""
+    isolation_backends: IsolationBackendTable = Field(default_factory=dict)
+    """Backends that the operator registered, by name: an endpoint, and whose certificate to trust there (ours)."""
     staging: Staging = Staging.LEAN
     """How supervisor files are staged (ours)."""
     public_detail: PublicDetail = PublicDetail.LAST_LINE
@@ -223,6 +235,10 @@ class DriverConfig(_Table):
             if getattr(self, key):
                 raise ValueError(f"{key} is not supported by this driver: {advice}")
         self._check_engine()
+        try:
+            check_selectable(self.isolation_backends, self.backend_name)
+        except ValueError as error:
+            raise ValueError(f"isolation_backend: {error}") from None
         check_proxy(
             ProxyKeys(
                 https_proxy=self.https_proxy,
@@ -262,6 +278,16 @@ class DriverConfig(_Table):
             return str(ipaddress.IPv4Address(host))
         except ValueError:
             return None
+
+    @property
+    def backend_name(self) -> str:
+        """Name of the isolation backend that new sandboxes are admitted with."""
+        return self.isolation_backend or BUILT_IN_BACKEND
+
+    @property
+    def delegated_backend(self) -> RegisteredBackend | None:
+        """The selected backend of the operator's table; `None` for the built-in one."""
+        return None if self.backend_name == BUILT_IN_BACKEND else self.isolation_backends[self.backend_name]
 
     @property
     def namespace_dir(self) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
+from driver_docker import older_generation
 from driver_docker.capabilities import (
     IMPLEMENTATION_NAME,
     PROTOCOL_MAJOR,
@@ -76,8 +77,13 @@ def peer(message: extension_pb2.PeerMetadata) -> Peer:
     )
 
 
-def sandbox(snapshot: Snapshot) -> pb.DriverSandbox:
-    """A snapshot as an observation: no spec, and the gateway's own name (compute-driver contract 2.2)."""
+def sandbox(snapshot: Snapshot, *, older_gateway: bool = False) -> pb.DriverSandbox:
+    """A snapshot as an observation: no spec, and the gateway's own name (compute-driver contract 2.2).
+
+    Args:
+        snapshot: What was observed.
+        older_gateway: Whether times are also sent in the fields of the older generation.
+    """
     message = pb.DriverSandbox(
         id=snapshot.sandbox_id,
         name=snapshot.name,
@@ -95,19 +101,22 @@ def sandbox(snapshot: Snapshot) -> pb.DriverSandbox:
             message=public_text(condition.message),
         )
         entry.transition_time.FromDatetime(condition.transition_time)
+        if older_gateway:
+            older_generation.add_transition_time(entry, condition.transition_time)
     return message
 
 
-def watch_event(event: WatchEvent) -> pb.WatchSandboxesEvent:
-    """One event of the watch stream."""
+def watch_event(event: WatchEvent, *, older_gateway: bool = False) -> pb.WatchSandboxesEvent:
+    """One event of the watch stream; `older_gateway` as in `sandbox`."""
     if isinstance(event, Snapshot):
-        return pb.WatchSandboxesEvent(sandbox=pb.WatchSandboxesSandboxEvent(sandbox=sandbox(event)))
+        observed = sandbox(event, older_gateway=older_gateway)
+        return pb.WatchSandboxesEvent(sandbox=pb.WatchSandboxesSandboxEvent(sandbox=observed))
     if isinstance(event, Deleted):
         return pb.WatchSandboxesEvent(deleted=pb.WatchSandboxesDeletedEvent(sandbox_id=event.sandbox_id))
-    return pb.WatchSandboxesEvent(platform_event=_platform_event(event))
+    return pb.WatchSandboxesEvent(platform_event=_platform_event(event, older_gateway=older_gateway))
 
 
-def _platform_event(event: PlatformEvent) -> pb.WatchSandboxesPlatformEvent:
+def _platform_event(event: PlatformEvent, *, older_gateway: bool) -> pb.WatchSandboxesPlatformEvent:
     message = pb.WatchSandboxesPlatformEvent(
         sandbox_id=event.sandbox_id,
         event=pb.DriverPlatformEvent(
@@ -119,4 +128,6 @@ def _platform_event(event: PlatformEvent) -> pb.WatchSandboxesPlatformEvent:
         ),
     )
     message.event.event_time.FromDatetime(event.time)
+    if older_gateway:
+        older_generation.add_timestamp_milliseconds(message.event, event.time)
     return message

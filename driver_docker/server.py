@@ -9,8 +9,8 @@ import grpc
 import structlog
 
 from driver_docker import encode
-from driver_docker.capabilities import check_peer
 from driver_docker.errors import DriverError, InvalidRequestError
+from driver_docker.older_generation import listener_requirements_handler
 from driver_docker.requests import decode_sandbox
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from openshell.wire.compute.v1 import compute_driver_pb2_grpc as pb_grpc
@@ -59,7 +59,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Shake hands; never asks the engine."""
 
         async def answer() -> pb.GetCapabilitiesResponse:
-            check_peer(encode.peer(request.gateway) if request.HasField("gateway") else None)
+            self._services.handshake.shake(encode.peer(request.gateway) if request.HasField("gateway") else None)
             return self._capabilities
 
         return await self._answer(context, answer())
@@ -91,7 +91,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
 
         async def answer() -> pb.GetSandboxResponse:
             snapshot = await self._lifecycle.get(sandbox_id=request.sandbox_id, name=request.name)
-            return pb.GetSandboxResponse(sandbox=encode.sandbox(snapshot))
+            return pb.GetSandboxResponse(sandbox=encode.sandbox(snapshot, older_gateway=self._older_gateway))
 
         return await self._answer(context, answer())
 
@@ -102,7 +102,10 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
 
         async def answer() -> pb.ListSandboxesResponse:
             snapshots = await self._lifecycle.list()
-            return pb.ListSandboxesResponse(sandboxes=[encode.sandbox(snapshot) for snapshot in snapshots])
+            older = self._older_gateway
+            return pb.ListSandboxesResponse(
+                sandboxes=[encode.sandbox(snapshot, older_gateway=older) for snapshot in snapshots]
+            )
 
         return await self._answer(context, answer())
 
@@ -139,7 +142,8 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Replay every sandbox, then tell what happens; ends only for a slow reader or at the driver's end."""
 
         async def snapshots() -> list[pb.WatchSandboxesEvent]:
-            return [encode.watch_event(self._services.snapshot(sandbox)) for sandbox in self._services.table]
+            services, older = self._services, self._older_gateway
+            return [encode.watch_event(services.snapshot(each), older_gateway=older) for each in services.table]
 
         try:
             with self._hub.subscribe() as reader:
@@ -167,6 +171,10 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
     ) -> pb.AuthenticateSandboxResponse:
         """Not offered, as the capabilities say."""
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "sandbox authentication is not offered by the Docker driver")
+
+    @property
+    def _older_gateway(self) -> bool:
+        return self._services.handshake.older
 
     def _decode(self, request: pb.CreateSandboxRequest | pb.ValidateSandboxCreateRequest) -> LaunchRequest:
         if not request.HasField("sandbox"):
@@ -199,4 +207,5 @@ def make_server(service: ComputeDriverService) -> grpc.aio.Server:
     """A server with explicit limits, not yet bound."""
     server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
     pb_grpc.add_ComputeDriverServicer_to_server(service, server)
+    server.add_generic_rpc_handlers((listener_requirements_handler(),))
     return server

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
     from driver_docker.engine import Engine
     from driver_docker.events import Snapshot, WatchEvent
+    from driver_docker.handshake import Handshake
     from driver_docker.labels import Owner
+    from driver_docker.launch_gate import LaunchGate
     from driver_docker.records import RecordStore
     from driver_docker.sandboxes import Sandbox, SandboxTable
     from openshell.verdicts import Verdict
@@ -40,6 +42,10 @@ class Services:
     owner: Owner
     store: RecordStore
     table: SandboxTable
+    handshake: Handshake
+    """Which gateway is served."""
+    gate: LaunchGate
+    """What every launch and every re-creation of a supervisor passes first."""
     publish: Callable[[WatchEvent], None]
     """Hands one event to every watcher; never blocks, never raises."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
