@@ -2,12 +2,14 @@
 
 Below engine API 1.44 a health check's start interval is ignored, and a short plain interval costs a fifth of a core for
 each sandbox as long as it lives. So the driver runs the health command itself, until it succeeds once and not after.
+
+The reference supervisor's command waits for readiness by itself and answers at once when it comes, so that the driver
+seldom needs a second one. Upstream's answers at once in any case; it is repeated several times a second.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.engine import (
@@ -23,23 +25,26 @@ if TYPE_CHECKING:
     from driver_docker.engine import Engine
     from driver_docker.sandboxes import Sandbox
 
-_FIRST_PAUSE_SECONDS: Final = 0.25
-_PAUSE_SECONDS: Final = 0.15
+_QUICK_PERIOD_SECONDS: Final = 0.25
+_QUICK_SECONDS: Final = 20.0
 _SLOW_PAUSE_SECONDS: Final = 1.0
-_QUICK_PROBES: Final = 60
 _PROBE_TIMEOUT_SECONDS: Final = 10.0
 _OVER: Final = frozenset({ContainerStatus.EXITED, ContainerStatus.DEAD, ContainerStatus.REMOVING})
 
 
-def pause_before(probe: int) -> float:
-    """Seconds to wait before a probe.
+def pause_after(*, probe_seconds: float, waited_seconds: float) -> float:
+    """Seconds to wait after a probe that did not succeed.
 
-    A supervisor needs a moment to come up; then a probe, which itself takes a tenth of a second, is worth its while
-    several times a second; one that is not ready after that is asked once a second.
+    At first a probe is worth its while several times a second: one that was answered at once is repeated soon, and one
+    that has waited by itself right away. A supervisor that takes long is asked less often; it waits for people.
+
+    Args:
+        probe_seconds: How long the probe took.
+        waited_seconds: How long health has been waited for.
     """
-    if probe == 0:
-        return _FIRST_PAUSE_SECONDS
-    return _PAUSE_SECONDS if probe < _QUICK_PROBES else _SLOW_PAUSE_SECONDS
+    if waited_seconds >= _QUICK_SECONDS:
+        return _SLOW_PAUSE_SECONDS
+    return max(_QUICK_PERIOD_SECONDS - probe_seconds, 0.0)
 
 
 async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
@@ -53,36 +58,52 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
         sandbox: The sandbox whose supervisor was started.
 
     Returns:
-        False when workload or supervisor ended first, as the engine's events or a look after a refused probe tell.
+        False when workload or supervisor ended before they were ever healthy, as the engine's events or a look after a
+        refused probe tell.
 
     Raises:
         EngineUnreachableError: The engine cannot be asked.
     """
-    probe = 0
+    if has_ended(sandbox):
+        return False
+    probing = asyncio.create_task(_probe_until_healthy(engine, sandbox.record.supervisor_id), name="health probe")
+    ending = asyncio.create_task(_wait_until_ended(sandbox), name="end before health")
+    try:
+        await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
+        # A probe that succeeded counts even if the end was seen with it: what ended after that had been ready.
+        return probing.result() if probing.done() else False
+    finally:
+        probing.cancel()
+        ending.cancel()
+        await asyncio.wait({probing, ending})
+
+
+async def _probe_until_healthy(engine: Engine, supervisor: str) -> bool:
+    """Return whether it became healthy; false when it is over."""
+    clock = asyncio.get_running_loop().time
+    begun = clock()
     while True:
-        moved = sandbox.moved
-        if has_ended(sandbox):
-            return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_before(probe)):
-                await moved.wait()
-                continue
+        asked = clock()
         try:
-            result = await engine.exec_command(
-                sandbox.record.supervisor_id, HEALTH_COMMAND, timeout_seconds=_PROBE_TIMEOUT_SECONDS
-            )
+            result = await engine.exec_command(supervisor, HEALTH_COMMAND, timeout_seconds=_PROBE_TIMEOUT_SECONDS)
         except EngineAbsentError:
             return False
         except (EngineConflictError, EngineRefusedError):
             # Ended, paused, or ending just now: engines answer each with 409 or 500, so only a look can tell.
-            if await _is_over(engine, sandbox.record.supervisor_id):
+            if await _is_over(engine, supervisor):
                 return False
             result = None
         except EngineTimeoutError:
             result = None
         if result is not None and result.exit_code == 0:
-            return not has_ended(sandbox)
-        probe += 1
+            return True
+        now = clock()
+        await asyncio.sleep(pause_after(probe_seconds=now - asked, waited_seconds=now - begun))
+
+
+async def _wait_until_ended(sandbox: Sandbox) -> None:
+    while not has_ended(sandbox):
+        await sandbox.moved.wait()
 
 
 async def _is_over(engine: Engine, container: str) -> bool:

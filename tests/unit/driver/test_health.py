@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
@@ -53,9 +54,26 @@ class ProbedEngine:
         return Facts(self._inspected)
 
 
+class WaitingEngine:
+    """Its first probe waits for the test's answer."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.asked_times = 0
+        self.answer: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
+
+    async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:
+        self.asked.set()
+        self.asked_times += 1
+        return await self.answer
+
+
+REAL_PAUSE_AFTER = health.pause_after
+
+
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "pause_before", lambda probe: 0)
+    monkeypatch.setattr(health, "pause_after", lambda **_: 0)
 
 
 def sandbox() -> Sandbox:
@@ -113,3 +131,33 @@ async def test_an_end_that_an_event_told_is_not_probed_for(container: str) -> No
     ended.add_event(EngineEvent(kind="container", action="die", object_id=container, attributes={}, time=NOW))
     engine = ProbedEngine(inspected=ContainerStatus.RUNNING)
     assert await wait_until_healthy(cast("Engine", engine), ended) is False
+
+
+@pytest.mark.parametrize("container", ["workload", "supervisor"])
+async def test_an_end_is_not_waited_for_by_a_probe_that_waits(container: str, no_leaks: None) -> None:
+    ended = sandbox()
+    engine = WaitingEngine()
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), ended))
+    await engine.asked.wait()
+    ended.add_event(EngineEvent(kind="container", action="exec_start", object_id=container, attributes={}, time=NOW))
+    ended.add_event(EngineEvent(kind="container", action="die", object_id=container, attributes={}, time=NOW))
+    assert await waiting is False
+    assert engine.asked_times == 1
+
+
+async def test_what_was_healthy_before_it_ended_has_been_ready(no_leaks: None) -> None:
+    ended = sandbox()
+    engine = WaitingEngine()
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), ended))
+    await engine.asked.wait()
+    engine.answer.set_result(GOOD)
+    ended.add_event(EngineEvent(kind="container", action="die", object_id="supervisor", attributes={}, time=NOW))
+    assert await waiting is True
+
+
+@pytest.mark.parametrize(
+    ("probe", "waited", "pause"),
+    [(0.05, 0.05, 0.2), (0.3, 0.3, 0.0), (1.5, 4.5, 0.0), (0.05, 20.0, 1.0), (1.5, 300.0, 1.0)],
+)
+def test_only_a_probe_that_was_answered_at_once_is_paused_after(probe: float, waited: float, pause: float) -> None:
+    assert REAL_PAUSE_AFTER(probe_seconds=probe, waited_seconds=waited) == pytest.approx(pause)
