@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from driver_docker.plan import CONTROL_SOCKET_PATH, NETWORK_NONE, SERVER_CERTIFICATE_PATH, SERVER_KEY_PATH
 from openshell.isolation.documents import (
     CLAIM_CONTAINER_ID,
+    CLAIM_GPU,
     CLAIM_IMAGE_IDENTITY,
     BoundaryBootstrap,
     ListenerTls,
@@ -62,6 +63,7 @@ def build_documents(
     workload: ContainerFacts,
     child_environment: Mapping[str, str],
     host_gateway_ip: str | None,
+    gpus_attached: bool = False,
 ) -> LaunchDocuments:
     """Write bootstrap and descriptor with equal generation, session, identity, claims and fence.
 
@@ -73,12 +75,15 @@ def build_documents(
         workload: The created container, inspected; the fence is attested from it.
         child_environment: Environment of the workload's processes.
         host_gateway_ip: IPv4 of the gateway's host, where it is one.
+        gpus_attached: Whether the workload container was given GPUs.
 
     Raises:
         DocumentError: A value does not fit its document.
     """
     generation = launch.supervisor.runtime_generation
     claims = {CLAIM_CONTAINER_ID: workload.container_id, CLAIM_IMAGE_IDENTITY: workload.image_id}
+    if gpus_attached:
+        claims[CLAIM_GPU] = "true"
     fence = OuterFence.attest(generation=generation, evidence=fence_evidence(workload))
     bootstrap = BoundaryBootstrap(
         boundary_id=sandbox_id,

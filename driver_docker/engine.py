@@ -108,6 +108,13 @@ class EngineInfo:
     operating_system: str
     architecture: str
     cdi_supported: bool = False
+    """Whether the engine looks for CDI specifications at all."""
+    cdi_devices: tuple[str, ...] = ()
+    """Qualified names of the CDI devices it found; engines before API 1.50 tell none."""
+    wsl2: bool = False
+    """Whether the engine's kernel is that of WSL2."""
+    selinux: bool = False
+    """Whether the engine confines containers with SELinux."""
 
     @property
     def api(self) -> tuple[int, int]:
@@ -209,6 +216,19 @@ class ContainerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MountFacts:
+    """One mount of a created container; memory file systems are not among them."""
+
+    kind: str
+    """`volume`, `bind`, ..."""
+    name: str
+    """Of a volume; empty for a bind mount."""
+    source: str
+    target: str
+    read_only: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerFacts:
     """One inspect of one container."""
 
@@ -232,6 +252,7 @@ class ContainerFacts:
     memory_limit_bytes: int | None
     tty: bool
     volume_names: tuple[str, ...] = ()
+    mounts: tuple[MountFacts, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -327,6 +348,10 @@ class Engine(Protocol):
 
     async def ping(self) -> None:
         """Return when the engine answers."""
+        ...
+
+    async def refresh_info(self) -> EngineInfo:
+        """Ask again for what may change while the engine runs, such as its devices; `info` is the same afterwards."""
         ...
 
     async def inspect_image(self, reference: str) -> ImageFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,6 +16,7 @@ from driver_docker.engine import (
     EngineInfo,
     HealthStatus,
     ImageFacts,
+    MountFacts,
     VolumeFacts,
 )
 
@@ -73,12 +75,28 @@ def engine_info(version: Mapping[str, Any], info: Mapping[str, Any], where: str)
             f"the engine at {where} speaks API {_dotted(oldest)} to {_dotted(newest)}, "
             f"this driver {_dotted(OLDEST_API)} to {_dotted(NEWEST_API)}; update the older of the two"
         )
-    return EngineInfo(
+    agreed = EngineInfo(
         version=str(version.get("Version", "unknown")),
         api_version=_dotted(chosen),
         operating_system=str(version.get("Os", "")),
         architecture=str(version.get("Arch", "")),
+    )
+    return refreshed_info(agreed, info)
+
+
+def refreshed_info(known: EngineInfo, info: Mapping[str, Any]) -> EngineInfo:
+    """What was agreed on, with what `/info` says of devices and confinement now."""
+    host = f"{info.get('KernelVersion', '')} {info.get('OperatingSystem', '')}".lower()
+    found = info.get("DiscoveredDevices") or ()
+    security = [str(option) for option in info.get("SecurityOptions") or ()]
+    return replace(
+        known,
         cdi_supported=bool(info.get("CDISpecDirs")),
+        cdi_devices=tuple(
+            sorted({str(device["ID"]) for device in found if device.get("Source") == "cdi" and device.get("ID")})
+        ),
+        wsl2="microsoft" in host or "wsl2" in host,
+        selinux=any(option.split(",")[0] == "name=selinux" for option in security),
     )
 
 
@@ -153,6 +171,16 @@ def container_facts(body: Mapping[str, Any]) -> ContainerFacts:
         memory_limit_bytes=int(host.get("Memory") or 0) or None,
         tty=bool(config.get("Tty")),
         volume_names=tuple(sorted(str(mount["Name"]) for mount in mounts if mount.get("Type") == "volume")),
+        mounts=tuple(
+            MountFacts(
+                kind=str(mount.get("Type") or ""),
+                name=str(mount.get("Name") or ""),
+                source=str(mount.get("Source") or ""),
+                target=str(mount.get("Destination") or ""),
+                read_only=not mount.get("RW", False),
+            )
+            for mount in sorted(mounts, key=lambda mount: str(mount.get("Destination") or ""))
+        ),
     )
 
 

@@ -22,8 +22,10 @@ from driver_docker.images import Images
 from driver_docker.labels import Role, container_labels, is_owned
 from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
 from driver_docker.postmortem import Exit, examine
+from driver_docker.resources import Resources
 from driver_docker.runtime_volume import RuntimeVolumes
 from driver_docker.services import now
+from driver_docker.supervisor_files import read_supervisor_files
 from driver_docker.verdict import Reason
 from driver_docker.workers import WorkerPool
 from openshell.isolation.documents import DocumentError
@@ -62,6 +64,7 @@ class Launcher:
         self._config = services.config
         self.images = Images(services.engine, services.config.image_pull_policy)
         self.runtime_volumes = RuntimeVolumes(services.engine, services.owner)
+        self.resources = Resources(services.engine, services.config)
         self._accounts = AccountsReader(services.engine)
         self._slots = asyncio.Semaphore(services.config.start_concurrency)
         self._crypto = WorkerPool("certificates", max_threads=1)
@@ -90,16 +93,17 @@ class Launcher:
             self._session_tls(launch),
         )
         identity = await self._identity(sandbox, request, image)
-        plan = plan_launch(
-            request,
-            config=self._config,
-            owner=self._services.owner,
-            image=image,
-            identity=identity,
-            supervisor_image_id=supervisor_image.image_id,
-            runtime_volume=runtime_volume,
-        )
         async with self._slots:
+            plan = plan_launch(
+                request,
+                config=self._config,
+                owner=self._services.owner,
+                image=image,
+                identity=identity,
+                supervisor_image_id=supervisor_image.image_id,
+                runtime_volume=runtime_volume,
+                resources=await self.resources.claim(request),
+            )
             facts = await self._create(sandbox, plan)
             built = self._documents(request, launch, plan, tls, facts)
             await self._run(sandbox, request, plan, built)
@@ -170,6 +174,7 @@ class Launcher:
                 f"{', '.join(unexpected) or 'none'}; it must have none at all",
                 reason=Reason.OUTER_FENCE_REJECTED,
             )
+        await self.resources.recheck(facts)
         sandbox.workload = facts
         self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
         return facts
@@ -231,6 +236,7 @@ class Launcher:
                 workload=facts,
                 child_environment=request.child_environment,
                 host_gateway_ip=self._config.host_gateway_ip,
+                gpus_attached=bool(plan.workload.cdi_devices),
             )
         except DocumentError as error:
             raise ProvisioningError(
@@ -245,7 +251,7 @@ class Launcher:
         starts, and the records are written meanwhile.
         """
         workload = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
-        supervisor = staging.supervisor_entries(built, gateway_ca=self._gateway_ca())
+        supervisor = await self.supervisor_entries(built)
         record = sandbox.record
         await together(
             self._put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
@@ -270,16 +276,19 @@ class Launcher:
         )
         await self._start(sandbox, Component.SUPERVISOR, record.supervisor_id)
 
-    def _gateway_ca(self) -> bytes | None:
-        if self._config.guest_tls_ca is None:
-            return None
-        try:
-            return self._config.guest_tls_ca.read_bytes()
-        except OSError as error:
-            raise ProvisioningError(
-                f"guest_tls_ca {self._config.guest_tls_ca} cannot be read: {error.strerror}",
-                reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
-            ) from error
+    async def supervisor_entries(self, built: LaunchDocuments) -> tuple[staging.StagedEntry, ...]:
+        """What is staged for a supervisor: its documents, and the operator's files as they are now.
+
+        Raises:
+            SupervisorFileError: A file that the configuration names cannot be used.
+        """
+        files = await self._services.disk.run(lambda: read_supervisor_files(self._config))
+        return staging.supervisor_entries(
+            built,
+            gateway_ca=files.gateway_ca,
+            proxy_auth=files.proxy_auth,
+            proxy_ca_bundle=files.proxy_ca_bundle,
+        )
 
     async def _put(self, container: str, path: str, tar: bytes) -> None:
         try:

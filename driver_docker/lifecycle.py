@@ -63,6 +63,7 @@ class Lifecycle:
         """
         await self._engine.ping()
         await self._launcher.images.check(request.image)
+        await self._launcher.resources.check(request)
 
     async def create(self, request: LaunchRequest) -> None:
         """Reserve a sandbox and launch it in the background.

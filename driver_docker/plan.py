@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import labels, names
+from driver_docker import labels, mounts, names, upstream_proxy
 from driver_docker.engine import ContainerSpec, TmpfsMount, VolumeMount, VolumeSpec
 from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
@@ -25,7 +25,7 @@ BOOTSTRAP_PATH: Final = f"{BOUNDARY_DIR}/bootstrap.json"
 SERVER_CERTIFICATE_PATH: Final = f"{BOUNDARY_DIR}/server.crt"
 SERVER_KEY_PATH: Final = f"{BOUNDARY_DIR}/server.key"
 CONTROL_SOCKET_PATH: Final = f"{BOUNDARY_DIR}/control.sock"
-SUPERVISOR_DIR: Final = "/.openshell/supervisor"
+SUPERVISOR_DIR: Final = upstream_proxy.SUPERVISOR_DIR
 DESCRIPTOR_PATH: Final = f"{SUPERVISOR_DIR}/runtime-descriptor.json"
 AUTH_BUNDLE_PATH: Final = f"{SUPERVISOR_DIR}/auth.json"
 GATEWAY_CA_PATH: Final = f"{SUPERVISOR_DIR}/tls/ca.pem"
@@ -36,6 +36,18 @@ SUPERVISOR_GID: Final = 65534
 SUPERVISOR_CA_DIR: Final = "/run/openshell-supervisor-ca/material"
 NETWORK_NONE: Final = "none"
 HEALTH_COMMAND: Final = (SUPERVISOR_ENTRY, "health", "--socket", HEALTH_SOCKET_PATH)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedResources:
+    """What of the engine's things one launch was given."""
+
+    cdi_devices: tuple[str, ...] = ()
+    volume_identities_json: str = "{}"
+    """The admitted volumes, as the label of compute-driver contract 5.1 has them."""
+
+
+NOTHING_CLAIMED: Final = ClaimedResources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,7 @@ def plan_launch(
     identity: WorkloadIdentity,
     supervisor_image_id: str,
     runtime_volume: str,
+    resources: ClaimedResources = NOTHING_CLAIMED,
 ) -> LaunchPlan:
     """Translate one launch.
 
@@ -70,11 +83,14 @@ def plan_launch(
         identity: Who the workload runs as.
         supervisor_image_id: ID of the supervisor's image.
         runtime_volume: The volume that holds the sandbox runtime.
+        resources: The devices chosen and the volumes admitted for this launch.
 
     Raises:
         WorkspaceError: The image's working directory cannot be the workspace.
+        MountError: A mount covers the workspace.
     """
     root = workspace_root(image.working_dir, image_volumes=image.volumes)
+    mounts.check_against_workspace(request.mounts, root)
     volume_labels = labels.volume_labels(owner, sandbox_id=request.sandbox_id)
     channel = VolumeSpec(
         name=names.channel_volume_name(namespace=owner.namespace, sandbox_id=request.sandbox_id), labels=volume_labels
@@ -87,7 +103,9 @@ def plan_launch(
         workspace=request.workspace, name=request.name, sandbox_id=request.sandbox_id
     )
     return LaunchPlan(
-        workload=_workload(request, config, owner, image, identity, workload_name, channel.name, runtime_volume),
+        workload=_workload(
+            request, config, owner, image, identity, workload_name, channel.name, runtime_volume, resources
+        ),
         supervisor=plan_supervisor(
             request,
             config=config,
@@ -114,6 +132,7 @@ def _workload(
     name: str,
     channel_volume: str,
     runtime_volume: str,
+    resources: ClaimedResources,
 ) -> ContainerSpec:
     own = f"uid={identity.uid},gid={identity.gid}"
     return ContainerSpec(
@@ -133,6 +152,7 @@ def _workload(
             workspace=request.workspace,
             caller_labels=request.labels,
             caller_driver_config_used=request.driver_config_used,
+            admission_identities_json=resources.volume_identities_json,
             image_volume_targets=image.volumes,
         ),
         nano_cpus=request.limits.nano_cpus,
@@ -141,13 +161,19 @@ def _workload(
         volumes=(
             VolumeMount(volume=channel_volume, target=CHANNEL_DIR),
             VolumeMount(volume=runtime_volume, target=RUNTIME_DIR, read_only=True),
+            *mounts.engine_volumes(request.mounts),
         ),
+        binds=mounts.engine_binds(request.mounts),
+        cdi_devices=resources.cdi_devices,
         cap_drop=("ALL",),
         security_options=("no-new-privileges:true", *_app_armor(config.app_armor_profile)),
         network_mode=NETWORK_NONE,
         dns=("127.0.0.53",),
         dns_search=(".",),
-        tmpfs=(TmpfsMount(target=SUPERVISOR_CA_DIR, options=f"rw,noexec,nosuid,nodev,size=1m,{own},mode=0755"),),
+        tmpfs=(
+            TmpfsMount(target=SUPERVISOR_CA_DIR, options=f"rw,noexec,nosuid,nodev,size=1m,{own},mode=0755"),
+            *mounts.engine_tmpfs(request.mounts),
+        ),
         sysctls={"net.ipv4.ip_unprivileged_port_start": "0"},
     )
 
@@ -185,6 +211,7 @@ def plan_supervisor(
             "--workdir",
             root,
             f"--health-socket-path={HEALTH_SOCKET_PATH}",
+            *upstream_proxy.proxy_arguments(config),
         ),
         environment=_common_environment(request, config)
         | {
@@ -197,7 +224,8 @@ def plan_supervisor(
             "OPENSHELL_PROXY_TLS_DIR": "/run/openshell/proxy-tls",
             "OPENSHELL_NETWORK_RUNTIME_CAPABILITIES": "policy-dns-transparent-tcp",
         }
-        | ({"OPENSHELL_TLS_CA": GATEWAY_CA_PATH} if config.guest_tls_ca else {}),
+        | ({"OPENSHELL_TLS_CA": GATEWAY_CA_PATH} if config.guest_tls_ca else {})
+        | upstream_proxy.spiffe_environment(config),
         labels=labels.container_labels(
             owner,
             role=labels.Role.SUPERVISOR,
@@ -211,6 +239,7 @@ def plan_supervisor(
             VolumeMount(volume=channel_volume, target=CHANNEL_DIR, read_only=True),
             VolumeMount(volume=supervisor_volume, target=SUPERVISOR_DIR),
         ),
+        binds=upstream_proxy.spiffe_binds(config),
         cap_drop=("ALL",),
         security_options=("no-new-privileges:true",),
         read_only_root=True,

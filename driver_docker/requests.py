@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from driver_docker.driver_config import decode_driver_config
 from driver_docker.errors import InvalidRequestError, PreconditionError
-from driver_docker.quantities import ResourceLimits, exact_numbers, parse_limits
+from driver_docker.gpu import GpuRequest, gpu_request
+from driver_docker.quantities import ResourceLimits, parse_limits
 from openshell.isolation.documents import DocumentError, LaunchAuthentication, MainProcessSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from google.protobuf import struct_pb2
-
+    from driver_docker.mounts import MountRequest
     from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 PROTECTED_ENVIRONMENT: Final = frozenset(
@@ -45,7 +46,7 @@ PROTECTED_ENVIRONMENT: Final = frozenset(
 
 _SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _MAX_NAME_BYTES: Final = 253
-_DRIVER_CONFIG_KEYS: Final = frozenset({"cdi_devices", "mounts"})
+_MAX_LOG_LEVEL_BYTES: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +67,8 @@ class LaunchRequest:
     user: str
     group: str
     limits: ResourceLimits
+    mounts: tuple[MountRequest, ...] = ()
+    gpu: GpuRequest | None = None
     driver_config_used: bool = False
     launch: LaunchAuthentication | None = field(default=None, repr=False)
 
@@ -97,7 +100,9 @@ def decode_sandbox(sandbox: pb.DriverSandbox, *, namespace: str, allow_driver_co
     if not template.image.strip() or any(char.isspace() for char in template.image):
         raise InvalidRequestError("sandbox.spec.template.image must be an image reference without white space")
     _refuse_unoffered(spec)
-    driver_config = _decode_driver_config(template.driver_config, allow=allow_driver_config)
+    if len(spec.log_level.encode()) > _MAX_LOG_LEVEL_BYTES or not spec.log_level.isprintable():
+        raise InvalidRequestError(f"spec.log_level must be printable and at most {_MAX_LOG_LEVEL_BYTES} bytes")
+    caller = decode_driver_config(template.driver_config, allow=allow_driver_config)
     resources = template.resources
     return LaunchRequest(
         sandbox_id=sandbox_id,
@@ -116,7 +121,9 @@ def decode_sandbox(sandbox: pb.DriverSandbox, *, namespace: str, allow_driver_co
             cpu_request=resources.cpu_request,
             memory_request=resources.memory_request,
         ),
-        driver_config_used=bool(driver_config),
+        mounts=caller.mounts,
+        gpu=_gpu(spec, caller.cdi_devices),
+        driver_config_used=caller.used,
         launch=decode_launch(spec.launch_authentication) if spec.launch_authentication else None,
     )
 
@@ -158,47 +165,13 @@ def _refuse_unoffered(spec: pb.DriverSandboxSpec) -> None:
         raise PreconditionError(f"template.platform_config is not supported by the Docker driver (keys: {keys})")
     if template.HasField("user_namespaces") and template.user_namespaces:
         raise PreconditionError("template.user_namespaces cannot be chosen a sandbox: Docker sets them for all")
-    if spec.HasField("resource_requirements") and spec.resource_requirements.HasField("gpu"):
-        gpu = spec.resource_requirements.gpu
-        if gpu.HasField("count") and gpu.count == 0:
-            raise InvalidRequestError("resource_requirements.gpu.count must be at least 1; leave gpu out for none")
-        raise PreconditionError("resource_requirements.gpu is not offered by this driver on this engine")
 
 
-def _decode_driver_config(struct: struct_pb2.Struct, *, allow: bool) -> Mapping[str, Any]:
-    if not struct.fields:
-        return {}
-    if not allow:
-        raise PreconditionError(
-            "template.driver_config is not allowed here: the operator has not set allow_driver_config",
-            reason="ResourceAdmissionDenied",
-        )
-    config = {key: exact_numbers(_plain(value), path=f"driver_config.{key}") for key, value in struct.fields.items()}
-    unknown = sorted(set(config) - _DRIVER_CONFIG_KEYS)
-    if unknown:
-        raise InvalidRequestError(f"invalid docker driver_config: unknown key {unknown[0]}")
-    for key, value in config.items():
-        if not isinstance(value, list):
-            raise InvalidRequestError(f"invalid docker driver_config: {key} must be a list")
-        if value:
-            raise PreconditionError(f"template.driver_config.{key} is not offered by this driver yet")
-    return config
-
-
-def _plain(value: struct_pb2.Value) -> object:
-    match value.WhichOneof("kind"):
-        case "bool_value":
-            return value.bool_value
-        case "number_value":
-            return value.number_value
-        case "string_value":
-            return value.string_value
-        case "list_value":
-            return [_plain(item) for item in value.list_value.values]
-        case "struct_value":
-            return {key: _plain(item) for key, item in value.struct_value.fields.items()}
-        case _:
-            return None
+def _gpu(spec: pb.DriverSandboxSpec, devices: tuple[str, ...]) -> GpuRequest | None:
+    """Presence of the message is the wish; presence of its count is not (compute-driver contract 2.2)."""
+    wanted = spec.HasField("resource_requirements") and spec.resource_requirements.HasField("gpu")
+    gpu = spec.resource_requirements.gpu
+    return gpu_request(wanted=wanted, count=gpu.count if wanted and gpu.HasField("count") else None, devices=devices)
 
 
 def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from driver_docker.plan import (
     SUPERVISOR_DIR,
     SUPERVISOR_GID,
 )
+from driver_docker.upstream_proxy import PROXY_AUTH_PATH, PROXY_CA_BUNDLE_PATH
 from driver_docker.workspace import CHANNEL_DIR, DEFAULT_WORKSPACE
 
 if TYPE_CHECKING:
@@ -72,13 +73,17 @@ def workload_entries(
     return tuple(entries)
 
 
-def supervisor_entries(documents: LaunchDocuments, *, gateway_ca: bytes | None) -> tuple[StagedEntry, ...]:
+def supervisor_entries(
+    documents: LaunchDocuments,
+    *,
+    gateway_ca: bytes | None,
+    proxy_auth: bytes | None = None,
+    proxy_ca_bundle: bytes | None = None,
+) -> tuple[StagedEntry, ...]:
     """The supervisor's files, relative to its files volume: readable for its group, writable for nobody but root."""
 
-    def readable(path: str, content: bytes) -> StagedEntry:
-        return StagedEntry(
-            path=path.removeprefix(f"{SUPERVISOR_DIR}/"), mode=0o440, gid=SUPERVISOR_GID, content=content
-        )
+    def readable(path: str, content: bytes, mode: int = 0o440) -> StagedEntry:
+        return StagedEntry(path=path.removeprefix(f"{SUPERVISOR_DIR}/"), mode=mode, gid=SUPERVISOR_GID, content=content)
 
     entries = [
         readable(DESCRIPTOR_PATH, documents.descriptor),
@@ -87,6 +92,10 @@ def supervisor_entries(documents: LaunchDocuments, *, gateway_ca: bytes | None) 
     if gateway_ca is not None:
         entries.append(StagedEntry(path="tls", mode=0o550, gid=SUPERVISOR_GID))
         entries.append(readable(GATEWAY_CA_PATH, gateway_ca))
+    if proxy_auth is not None:
+        entries.append(readable(PROXY_AUTH_PATH, proxy_auth))
+    if proxy_ca_bundle is not None:
+        entries.append(readable(PROXY_CA_BUNDLE_PATH, proxy_ca_bundle, mode=0o444))
     return tuple(entries)
 
 

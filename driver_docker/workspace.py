@@ -23,6 +23,7 @@ CONTROL_ROOTS: Final = (
     "/var/run/netns",
 )
 _KERNEL_ROOTS: Final = ("/proc", "/sys", "/dev")
+_IMAGE_VOLUME_FREE: Final = (*CONTROL_ROOTS, "/.openshell", "/run/openshell-supervisor-ca")
 
 
 class WorkspaceError(ProvisioningError):
@@ -57,6 +58,9 @@ def workspace_root(working_dir: str, *, image_volumes: Iterable[str] = ()) -> st
             )
     for volume in image_volumes:
         place = posixpath.normpath(volume)
+        for taken in _IMAGE_VOLUME_FREE:
+            if place == taken or place.startswith(f"{taken}/"):
+                raise WorkspaceError(f"the image's VOLUME {volume} lies in {taken}, which the sandbox needs itself")
         if root == place or root.startswith(f"{place}/") or place == "/":
             raise WorkspaceError(f"the image's VOLUME {volume} covers its working directory {root}")
     return root

@@ -99,8 +99,8 @@ def _set(path: str, value: Any) -> Callable[[pb.DriverSandbox], None]:
         (_set("spec.template.resources.memory_limit", "0.4"), PRECONDITION, "memory_limit"),
         (_set("spec.template.resources.cpu_limit", "nonsense"), PRECONDITION, "cpu_limit"),
         (_set("spec.resource_requirements.gpu.count", 0), INVALID, "gpu.count"),
-        (_set("spec.resource_requirements.gpu.count", 1), PRECONDITION, "gpu"),
-        (lambda m: m.spec.resource_requirements.gpu.SetInParent(), PRECONDITION, "gpu"),
+        (_set("spec.log_level", "x" * 65), INVALID, "log_level"),
+        (_set("spec.log_level", "in\nfo"), INVALID, "log_level"),
         (_set("spec.environment", {"": "x"}), INVALID, "environment"),
         (_set("spec.environment", {"A=B": "x"}), INVALID, "environment"),
         (_set("spec.environment", {"A": "x\0y"}), INVALID, "environment"),
@@ -127,10 +127,10 @@ def test_what_is_wrong_or_not_offered_is_refused_by_name(
     [
         ({"volumes": []}, INVALID, "invalid docker driver_config: unknown key volumes"),
         ({"mounts": "x"}, INVALID, "invalid docker driver_config: mounts must be a list"),
-        ({"mounts": [{"size_bytes": float("nan")}]}, INVALID, "driver_config.mounts[0].size_bytes"),
-        ({"mounts": [{"size_bytes": 2.0**60}]}, INVALID, "driver_config.mounts[0].size_bytes"),
-        ({"mounts": [{"type": "tmpfs"}]}, PRECONDITION, "mounts"),
-        ({"cdi_devices": ["nvidia.com/gpu=0"]}, PRECONDITION, "cdi_devices"),
+        ({"mounts": [{"size_bytes": float("nan")}]}, INVALID, "invalid docker driver_config: mounts[0].size_bytes"),
+        ({"mounts": [{"size_bytes": 2.0**60}]}, INVALID, "invalid docker driver_config: mounts[0].size_bytes"),
+        ({"mounts": [{"type": "tmpfs"}]}, INVALID, "invalid docker driver_config: mounts[0].target is missing"),
+        ({"cdi_devices": ["nvidia.com/gpu=0"]}, INVALID, "driver_config.cdi_devices needs resource_requirements.gpu"),
     ],
 )
 def test_an_allowed_driver_config_is_still_checked(config: dict[str, Any], status: StatusCode, word: str) -> None:

@@ -1,0 +1,290 @@
+"""What a caller may mount into its workload, the rules for where, and the engine's form of it. Pure.
+
+Rules of compute-driver contract 5.12. Nothing is repaired: a path with white space around it, a NUL or a `..` is
+refused, because what is checked must be what is mounted.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from driver_docker.engine import TmpfsMount, VolumeMount
+from driver_docker.errors import InvalidRequestError, PreconditionError, ProvisioningError
+from driver_docker.workspace import CHANNEL_DIR, CONTROL_ROOTS, overlaps
+from openshell.status import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CONTROL_PATHS: Final = (*CONTROL_ROOTS, CHANNEL_DIR, "/.openshell", "/run/openshell-supervisor-ca", "/proc", "/sys")
+"""What no mount may cover, hold or lie in: control roots, channel, runtime, the CA's folder, and what the kernel tells
+the runtime about processes."""
+
+SUBPATH_API: Final = (1, 45)
+"""Older engines ignore a volume's subpath in silence and would mount the whole volume."""
+
+MAX_MOUNTS: Final = 64
+_MAX_TMPFS_MODE: Final = 0o7777
+_TMPFS_FLAGS: Final = frozenset(
+    {
+        *("ro", "rw", "exec", "noexec", "suid", "nosuid", "dev", "nodev", "sync", "async"),
+        *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime"),
+    }
+)
+_TMPFS_KEYS: Final = frozenset({"size", "mode", "uid", "gid", "nr_inodes", "nr_blocks", "mpol"})
+
+
+class MountError(ProvisioningError):
+    """A mount cannot be combined with the image that it is for; known only once the image is."""
+
+    default_reason = "WorkspaceValidationFailed"
+    default_status = StatusCode.FAILED_PRECONDITION
+
+
+class SelinuxLabel(StrEnum):
+    """How a bind mount's source is relabelled on a host with SELinux; the value is the engine's option."""
+
+    SHARED = "z"
+    PRIVATE = "Z"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BindRequest:
+    """A folder or file of the host."""
+
+    source: str
+    target: str
+    read_only: bool = True
+    selinux: SelinuxLabel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRequest:
+    """An existing volume of the engine."""
+
+    source: str
+    target: str
+    read_only: bool = True
+    subpath: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TmpfsRequest:
+    """A memory file system."""
+
+    target: str
+    options: tuple[str, ...] = ()
+    size_bytes: int | None = None
+    mode: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRequest:
+    """The content of another image: understood, and refused."""
+
+    source: str
+    target: str
+
+
+MountRequest = BindRequest | VolumeRequest | TmpfsRequest | ImageRequest
+
+
+def checked_target(target: str, *, path: str) -> str:
+    """A mount's target without trailing slashes.
+
+    Raises:
+        InvalidRequestError: Not absolute, not normalised, `/`, or over a path that the sandbox needs itself.
+    """
+    checked_text(target, path=path)
+    trimmed = target.rstrip("/")
+    if not target.startswith("/") or target.startswith("//"):
+        raise InvalidRequestError(f"{path} must be an absolute path")
+    if not trimmed:
+        raise InvalidRequestError(f"{path} must not be '/'")
+    if posixpath.normpath(trimmed) != trimmed:
+        raise InvalidRequestError(f"{path} must be normalised: no '.', no '..', no empty component")
+    if ":" in trimmed:
+        raise InvalidRequestError(f"{path} must not hold ':', which the engine's mount syntax cannot carry")
+    for taken in CONTROL_PATHS:
+        if overlaps(trimmed, taken):
+            raise InvalidRequestError(f"{path} {trimmed} overlaps {taken}, which the sandbox needs itself")
+    if trimmed == "/dev":
+        raise InvalidRequestError(f"{path} must not be /dev")
+    return trimmed
+
+
+def checked_bind_source(source: str, *, path: str) -> str:
+    """A bind mount's source.
+
+    Raises:
+        InvalidRequestError: Not absolute or not normalised.
+    """
+    checked_text(source, path=path)
+    if not source.startswith("/") or source.startswith("//") or posixpath.normpath(source) != source:
+        raise InvalidRequestError(f"{path} must be an absolute, normalised path of the host")
+    if ":" in source:
+        raise InvalidRequestError(f"{path} must not hold ':', which the engine's mount syntax cannot carry")
+    return source
+
+
+def checked_subpath(subpath: str, *, path: str) -> str:
+    """A folder inside a volume.
+
+    Raises:
+        InvalidRequestError: Empty, absolute, or with an empty, `.` or `..` component.
+    """
+    checked_text(subpath, path=path)
+    if subpath.startswith("/") or any(part in {"", ".", ".."} for part in subpath.split("/")):
+        raise InvalidRequestError(f"{path} must be a relative path without '.', '..' or empty components")
+    return subpath
+
+
+def checked_text(text: str, *, path: str) -> str:
+    """Text that names something on a disk.
+
+    Raises:
+        InvalidRequestError: Empty, with surrounding white space, or with a NUL or another control character.
+    """
+    if not text:
+        raise InvalidRequestError(f"{path} must not be empty")
+    if text != text.strip():
+        raise InvalidRequestError(f"{path} has white space around it; it is not trimmed")
+    if not text.isprintable():
+        raise InvalidRequestError(f"{path} holds a NUL or another control character")
+    return text
+
+
+def checked_tmpfs(request: TmpfsRequest, *, path: str) -> TmpfsRequest:
+    """A tmpfs whose options the engine takes, and whose size and mode are said once.
+
+    Raises:
+        InvalidRequestError: An option is unknown, malformed or repeated; a size is not positive; a mode is no mode.
+    """
+    if request.size_bytes is not None and request.size_bytes <= 0:
+        raise InvalidRequestError(f"{path}.size_bytes must be greater than 0")
+    if request.mode is not None and not 0 <= request.mode <= _MAX_TMPFS_MODE:
+        raise InvalidRequestError(f"{path}.mode must be 0 to {_MAX_TMPFS_MODE} (octal 7777)")
+    seen = {key for key, value in (("size", request.size_bytes), ("mode", request.mode)) if value is not None}
+    for index, option in enumerate(request.options):
+        key, equals, value = option.partition("=")
+        place = f"{path}.options[{index}]"
+        known = key in _TMPFS_KEYS if equals else key in _TMPFS_FLAGS
+        if not known or (equals and (not value or not _is_plain(value))):
+            raise InvalidRequestError(f"{place} is no tmpfs option: one flag such as noexec, or size=, mode=, uid=, …")
+        if key in seen:
+            raise InvalidRequestError(f"{place} says {key} a second time")
+        seen.add(key)
+    return request
+
+
+def check_unique(mounts: Iterable[MountRequest], *, path: str) -> None:
+    """Refuse two mounts at one place.
+
+    Raises:
+        InvalidRequestError: A target is used twice.
+    """
+    seen: set[str] = set()
+    for index, mount in enumerate(mounts):
+        if mount.target in seen:
+            raise InvalidRequestError(f"{path}[{index}].target {mount.target} is used by another mount")
+        seen.add(mount.target)
+
+
+def check_offered(
+    mounts: Iterable[MountRequest], *, enable_bind_mounts: bool, admission_enabled: bool, api: tuple[int, int]
+) -> None:
+    """Refuse kinds of mounts that this configuration or engine does not offer.
+
+    Args:
+        mounts: What is asked for.
+        enable_bind_mounts: The operator's key of that name.
+        admission_enabled: Whether volume admission by labels is on; a folder of the host carries no labels.
+        api: The engine's API version.
+
+    Raises:
+        PreconditionError: Naming the mount and the key that decides.
+    """
+    for index, mount in enumerate(mounts):
+        place = f"template.driver_config.mounts[{index}]"
+        match mount:
+            case ImageRequest():
+                raise PreconditionError(f"{place}: mounts of type image are not supported by the Docker driver")
+            case BindRequest() if not enable_bind_mounts:
+                raise PreconditionError(
+                    f"{place}: bind mounts are not allowed here: the operator has not set enable_bind_mounts"
+                )
+            case BindRequest() if admission_enabled:
+                raise PreconditionError(
+                    f"{place}: bind mounts are not allowed while resource admission is enabled, "
+                    "since a folder of the host carries no labels",
+                    reason="ResourceAdmissionDenied",
+                )
+            case VolumeRequest() if mount.subpath and api < SUBPATH_API:
+                raise PreconditionError(
+                    f"{place}: subpath needs an engine with API {SUBPATH_API[0]}.{SUBPATH_API[1]} (Docker 26); "
+                    f"this one has {api[0]}.{api[1]} and would mount the whole volume"
+                )
+            case _:
+                pass
+
+
+def check_against_workspace(mounts: Iterable[MountRequest], root: str) -> None:
+    """Refuse a mount over the workspace; one below it is fine.
+
+    Raises:
+        MountError: A target is the workspace root or above it.
+    """
+    for mount in mounts:
+        if root == mount.target or root.startswith(f"{mount.target}/"):
+            raise MountError(f"mount target {mount.target} covers the workspace {root}; mount below it instead")
+
+
+def engine_binds(mounts: Iterable[MountRequest]) -> tuple[str, ...]:
+    """Bind mounts in the engine's `-v` form (compute-driver contract 5.5)."""
+    return tuple(bind_option(mount) for mount in mounts if isinstance(mount, BindRequest))
+
+
+def bind_option(mount: BindRequest) -> str:
+    """One bind mount in the engine's `-v` form, which alone can relabel: `source:target[:ro][,z|Z]`."""
+    options = [*(["ro"] if mount.read_only else []), *([mount.selinux.value] if mount.selinux else [])]
+    return ":".join([mount.source, mount.target, *([",".join(options)] if options else [])])
+
+
+def engine_volumes(mounts: Iterable[MountRequest]) -> tuple[VolumeMount, ...]:
+    """Volume mounts; an empty volume is filled from the image, as the engine does by default."""
+    return tuple(
+        VolumeMount(
+            volume=mount.source,
+            target=mount.target,
+            read_only=mount.read_only,
+            copy_image_content=True,
+            subpath=mount.subpath,
+        )
+        for mount in mounts
+        if isinstance(mount, VolumeRequest)
+    )
+
+
+def engine_tmpfs(mounts: Iterable[MountRequest]) -> tuple[TmpfsMount, ...]:
+    """Memory file systems in the engine's option form, since its mount objects take only size and mode."""
+    return tuple(
+        TmpfsMount(target=mount.target, options=_tmpfs_options(mount))
+        for mount in mounts
+        if isinstance(mount, TmpfsRequest)
+    )
+
+
+def _tmpfs_options(mount: TmpfsRequest) -> str:
+    options = list(mount.options)
+    if mount.size_bytes is not None:
+        options.append(f"size={mount.size_bytes}")
+    if mount.mode is not None:
+        options.append(f"mode={mount.mode:o}")
+    return ",".join(options)
+
+
+def _is_plain(value: str) -> bool:
+    return value.isascii() and all(char.isalnum() or char in ":-._%=" for char in value)

@@ -1,0 +1,113 @@
+"""What a launch takes of the engine beyond its own containers: the caller's mounts, admitted volumes, and GPUs.
+
+Checked when a sandbox is validated and created, claimed right before its container is created, and checked again before
+every start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from driver_docker import mounts
+from driver_docker.engine import EngineAbsentError
+from driver_docker.errors import PreconditionError
+from driver_docker.gpu import GpuSelector
+from driver_docker.mounts import BindRequest
+from driver_docker.plan import ClaimedResources
+from driver_docker.volume_admission import VolumeAdmission, encode_identities
+from driver_docker.workspace import workspace_root
+
+if TYPE_CHECKING:
+    from driver_docker.config import DriverConfig
+    from driver_docker.engine import ContainerFacts, Engine
+    from driver_docker.requests import LaunchRequest
+
+
+class Resources:
+    """Mounts, volumes and GPUs of this driver's sandboxes."""
+
+    def __init__(self, engine: Engine, config: DriverConfig) -> None:
+        self._engine = engine
+        self._config = config
+        self._admission = VolumeAdmission(engine, config)
+        self._gpus = GpuSelector()
+
+    async def check(self, request: LaunchRequest) -> None:
+        """Refuse what a launch would refuse, without side effects (compute-driver contract 5.4, steps 1, 3 and 4).
+
+        Raises:
+            PreconditionError: A kind of mount, a host path or a GPU is not offered.
+            AdmissionDeniedError: A volume may not be mounted.
+            AdmissionLookupError: A volume's labels could not be read.
+            MountError: A mount covers the workspace of an image that is here already.
+            EngineUnreachableError: The engine cannot be asked.
+        """
+        await self._check_mounts(request)
+        await self._admission.admit(request.mounts, workspace=request.workspace)
+        if request.mounts:
+            await self._check_workspace(request)
+        if request.gpu is not None:
+            self._gpus.peek(request.gpu, await self._engine.refresh_info())
+
+    async def claim(self, request: LaunchRequest) -> ClaimedResources:
+        """Decide again, and choose devices: the last thing before the workload container is created.
+
+        Raises:
+            PreconditionError: As `check`.
+            AdmissionDeniedError: As `check`.
+            AdmissionLookupError: As `check`.
+        """
+        await self._check_mounts(request)
+        identities = await self._admission.admit(request.mounts, workspace=request.workspace)
+        devices: tuple[str, ...] = ()
+        if request.gpu is not None:
+            devices = self._gpus.take(request.gpu, await self._engine.refresh_info())
+        return ClaimedResources(cdi_devices=devices, volume_identities_json=encode_identities(identities))
+
+    async def recheck(self, facts: ContainerFacts) -> None:
+        """Decide again about a workload container that exists; to be called before each of its starts.
+
+        Args:
+            facts: A fresh inspect of it.
+
+        Raises:
+            AdmissionDeniedError: It must not be started.
+            AdmissionLookupError: A volume's labels could not be read; the start may be tried again.
+        """
+        await self._admission.recheck(facts)
+
+    async def _check_mounts(self, request: LaunchRequest) -> None:
+        config = self._config
+        mounts.check_offered(
+            request.mounts,
+            enable_bind_mounts=config.enable_bind_mounts,
+            admission_enabled=config.resource_admission.enabled,
+            api=self._engine.info.api,
+        )
+        sources = [mount.source for mount in request.mounts if isinstance(mount, BindRequest)]
+        if sources and _is_local(config):
+            missing = await asyncio.to_thread(_missing, sources)
+            if missing is not None:
+                # The engine would make an empty folder there, owned by root.
+                raise PreconditionError(
+                    f"bind mount source {missing} does not exist, or the driver cannot see it; create it first"
+                )
+
+    async def _check_workspace(self, request: LaunchRequest) -> None:
+        try:
+            image = await self._engine.inspect_image(request.image)
+        except EngineAbsentError:
+            return  # not pulled yet: the launch will tell
+        root = workspace_root(image.working_dir, image_volumes=image.volumes)
+        mounts.check_against_workspace(request.mounts, root)
+
+
+def _is_local(config: DriverConfig) -> bool:
+    """Whether the engine's files are, as far as the configuration tells, this host's files."""
+    return config.docker_context is None and (config.socket_path or "/").startswith(("/", "unix:"))
+
+
+def _missing(paths: list[str]) -> str | None:
+    return next((path for path in paths if not Path(path).exists()), None)

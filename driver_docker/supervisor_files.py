@@ -1,0 +1,73 @@
+"""The operator's files that every supervisor is given: the gateway's CA, and the upstream proxy's secret and CAs.
+
+They are read anew for each launch, so that a rotated file counts from the next start on (compute-driver contract 5.7).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from driver_docker.errors import ProvisioningError
+from openshell.status import StatusCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from driver_docker.config import DriverConfig
+
+MAX_FILE_BYTES: Final = 1024 * 1024
+_MAX_SECRET_BYTES: Final = 16 * 1024
+_CERTIFICATE: Final = b"-----BEGIN CERTIFICATE-----"
+
+
+class SupervisorFileError(ProvisioningError):
+    """A file that the configuration names cannot be used."""
+
+    default_reason = "BoundaryConfigWriteFailed"
+    default_status = StatusCode.FAILED_PRECONDITION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorFiles:
+    """Contents; `None` where the configuration names no file."""
+
+    gateway_ca: bytes | None = field(default=None, repr=False)
+    proxy_auth: bytes | None = field(default=None, repr=False)
+    proxy_ca_bundle: bytes | None = field(default=None, repr=False)
+
+
+def read_supervisor_files(config: DriverConfig) -> SupervisorFiles:
+    """Read them all. Blocks; run it on a thread.
+
+    Raises:
+        SupervisorFileError: A file is missing, unreadable, empty, too large, or holds no certificate where one is due.
+            The text names the key and never quotes the content.
+    """
+    return SupervisorFiles(
+        gateway_ca=_certificates("guest_tls_ca", config.guest_tls_ca),
+        proxy_auth=_read("proxy_auth_file", config.proxy_auth_file, limit=_MAX_SECRET_BYTES),
+        proxy_ca_bundle=_certificates("proxy_ca_bundle", config.proxy_ca_bundle),
+    )
+
+
+def _certificates(key: str, file: Path | None) -> bytes | None:
+    content = _read(key, file, limit=MAX_FILE_BYTES)
+    if content is not None and _CERTIFICATE not in content:
+        raise SupervisorFileError(f"{key} {file} holds no PEM certificate")
+    return content
+
+
+def _read(key: str, file: Path | None, *, limit: int) -> bytes | None:
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(limit + 1)
+    except OSError as error:
+        raise SupervisorFileError(f"{key} {file} cannot be read: {error.strerror}") from error
+    if not content.strip():
+        raise SupervisorFileError(f"{key} {file} is empty")
+    if len(content) > limit:
+        raise SupervisorFileError(f"{key} {file} is larger than {limit} bytes")
+    return content
