@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
     from datetime import datetime
 
+    from driver_docker.image_reference import ImageReference
+    from driver_docker.registry_credentials import RegistryCredentials
+
 
 class EngineError(DriverError):
     """The engine answered with something unexpected, or a call to it failed in a way no narrower type fits."""
@@ -358,10 +361,17 @@ class Engine(Protocol):
         """Facts of an image by ID, digest or tag."""
         ...
 
-    async def pull_image(self, reference: str, on_progress: Callable[[PullProgress], None]) -> None:
-        """Pull one tag or digest. An error line inside the stream raises `EngineRefusedError`.
+    async def pull_image(
+        self,
+        reference: ImageReference,
+        on_progress: Callable[[PullProgress], None],
+        *,
+        credentials: RegistryCredentials | None = None,
+    ) -> None:
+        """Pull one tag or digest, never all tags.
 
-        `on_progress` is called on the event loop.
+        An error line inside the stream raises `EngineRefusedError`, a stream that breaks off `EngineUnreachableError`.
+        `on_progress` is called on the event loop. Cancelling the awaiting task ends the pull.
         """
         ...
 

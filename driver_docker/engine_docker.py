@@ -27,12 +27,12 @@ from driver_docker.engine import (
     EventStream,
     ExecResult,
     ImageFacts,
-    PullProgress,
     VolumeFacts,
     VolumeSpec,
 )
 from driver_docker.engine_events import DockerEventStream
 from driver_docker.engine_http import checked, decoded, guarded
+from driver_docker.engine_pull import ImagePull
 from driver_docker.engine_wire import (
     container_body,
     container_facts,
@@ -41,7 +41,6 @@ from driver_docker.engine_wire import (
     image_facts,
     label_filter,
     refreshed_info,
-    split_reference,
     strip_frames,
     volume_facts,
 )
@@ -54,7 +53,10 @@ if TYPE_CHECKING:
 
     import requests
 
+    from driver_docker.engine import PullProgress
     from driver_docker.engine_tls import EngineTls
+    from driver_docker.image_reference import ImageReference
+    from driver_docker.registry_credentials import RegistryCredentials
 
 Result = TypeVar("Result")
 
@@ -75,6 +77,7 @@ class DockerEngine:
         self._base = f"{client.base_url}/v{info.api_version}"
         self._short = WorkerPool("engine", max_threads=16)
         self._long = WorkerPool("engine-wait", max_threads=8)
+        self._pulls = WorkerPool("engine-pull", max_threads=8)
         self._streams: set[DockerEventStream] = set()
         self._closed = False
         self._close_with: list[Callable[[], Awaitable[None]]] = []
@@ -138,38 +141,41 @@ class DockerEngine:
         """Facts of an image by ID, digest or tag."""
         return image_facts(await self._json("GET", f"/images/{reference}/json", what=f"image {reference}"))
 
-    async def pull_image(self, reference: str, on_progress: Callable[[PullProgress], None]) -> None:
+    async def pull_image(
+        self,
+        reference: ImageReference,
+        on_progress: Callable[[PullProgress], None],
+        *,
+        credentials: RegistryCredentials | None = None,
+    ) -> None:
         """Pull one tag or digest; an error line inside the stream is a refusal."""
-        name, digest, tag = split_reference(reference)
-        params = {"fromImage": name, "tag": digest or tag}
+        params = {"fromImage": reference.name, "tag": reference.pulled_tag}
+        headers = {"X-Registry-Auth": credentials.header()} if credentials is not None else {}
         loop = asyncio.get_running_loop()
         what = f"image {reference}"
 
-        def pull() -> None:
-            answer = checked(
+        def send() -> requests.Response:
+            return checked(
                 lambda: self._client.request(
-                    "POST", f"{self._base}/images/create", params=params, stream=True, timeout=_PULL_SILENCE_SECONDS
+                    "POST",
+                    f"{self._base}/images/create",
+                    params=params,
+                    headers=headers,
+                    stream=True,
+                    timeout=_PULL_SILENCE_SECONDS,
                 ),
                 what,
             )
-            with answer:
-                for line in guarded(answer.iter_lines, what):
-                    if not line:
-                        continue
-                    entry = json.loads(line)
-                    if "error" in entry or "errorDetail" in entry:
-                        detail = entry.get("errorDetail", {}).get("message") or entry.get("error") or "unknown"
-                        raise EngineRefusedError(f"{what} could not be pulled: {public_text(detail)}")
-                    amount = entry.get("progressDetail") or {}
-                    progress = PullProgress(
-                        status=str(entry.get("status", "")),
-                        layer_id=str(entry.get("id", "")),
-                        current_bytes=amount.get("current"),
-                        total_bytes=amount.get("total"),
-                    )
-                    loop.call_soon_threadsafe(on_progress, progress)
 
-        await self._run(self._long, pull)
+        def tell(progress: PullProgress) -> None:
+            loop.call_soon_threadsafe(on_progress, progress)
+
+        pull = ImagePull(send, what=what, on_line=tell)
+        try:
+            await self._run(self._pulls, pull.run)
+        except asyncio.CancelledError:
+            pull.give_up()
+            raise
 
     async def create_container(self, spec: ContainerSpec) -> str:
         """Create without starting; returns the container's id."""
@@ -383,6 +389,7 @@ class DockerEngine:
         closed = EngineUnreachableError("the connection to the engine was closed")
         self._short.close(abandoned=closed)
         self._long.close(abandoned=closed)
+        self._pulls.close(abandoned=closed)
         self._client.close()
         for close in self._close_with:
             await close()

@@ -109,20 +109,6 @@ def _dotted(version: tuple[int, int]) -> str:
     return f"{version[0]}.{version[1]}"
 
 
-def split_reference(reference: str) -> tuple[str, str, str]:
-    """Split an image reference into name, digest and tag.
-
-    A reference without a tag gets `latest`, since an engine asked without one pulls every tag there is. A port of a
-    registry is no tag.
-    """
-    name, at, digest = reference.partition("@")
-    if at:
-        return name, digest, ""
-    head, slash, last = name.rpartition("/")
-    base, _, tag = last.partition(":")
-    return f"{head}{slash}{base}", "", tag or "latest"
-
-
 def label_filter(labels: Mapping[str, str]) -> list[str]:
     """The engine's form of a label filter."""
     return [f"{key}={value}" for key, value in sorted(labels.items())]

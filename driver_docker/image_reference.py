@@ -66,10 +66,10 @@ class ImageReference:
 
     @property
     def local(self) -> str:
-        """The name by which an engine finds the image: by digest alone where there is one."""
+        """The name by which an engine finds the image: by digest alone where there is one, else as it was written."""
         if self.is_id:
             return self.digest
-        return f"{self.name}@{self.digest}" if self.digest else f"{self.name}:{self.pulled_tag}"
+        return f"{self.name}@{self.digest}" if self.digest else str(self)
 
     @property
     def canonical(self) -> str:

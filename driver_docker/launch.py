@@ -7,6 +7,7 @@ are created, staged and described at the same time; the workload starts first, t
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from driver_docker.images import Images
 from driver_docker.labels import Role, container_labels, is_owned
 from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
 from driver_docker.postmortem import Exit, examine
+from driver_docker.registry_credentials import RegistryLogins
 from driver_docker.resources import Resources
 from driver_docker.runtime_volume import RuntimeVolumes
 from driver_docker.services import now
@@ -62,7 +64,7 @@ class Launcher:
         self._services = services
         self._engine = services.engine
         self._config = services.config
-        self.images = Images(services.engine, services.config.image_pull_policy)
+        self.images = Images(services.engine, services.config.image_pull_policy, RegistryLogins.of(os.environ))
         self.runtime_volumes = RuntimeVolumes(services.engine, services.owner)
         self.resources = Resources(services.engine, services.config)
         self._accounts = AccountsReader(services.engine)
@@ -124,11 +126,11 @@ class Launcher:
         return found.facts
 
     async def _supervisor_image(self) -> ImageFacts:
-        return (await self.images.find(self._config.supervisor_image)).facts
+        return (await self.images.find_component(self._config.supervisor_image)).facts
 
     async def _runtime_volume(self) -> str:
         reference = self._config.sandbox_runtime_image
-        image = (await self.images.find(reference)).facts
+        image = (await self.images.find_component(reference)).facts
         return await self.runtime_volumes.ensure(image, reference=reference)
 
     async def _session_tls(self, launch: LaunchAuthentication) -> SessionTls:

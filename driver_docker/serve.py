@@ -13,7 +13,7 @@ import structlog
 
 from driver_docker import encode
 from driver_docker.bind_socket import BindSocket, FileLock
-from driver_docker.concurrency import Background
+from driver_docker.concurrency import Background, together
 from driver_docker.engine_address import find_engine
 from driver_docker.errors import DriverError
 from driver_docker.exits import Exits
@@ -120,10 +120,26 @@ class Driver:
         self._stack.push_async_callback(self._stop_serving)
 
     async def _warm_up(self) -> None:
-        """Deliver the runtime before the first sandbox needs it; a failure is told again to whoever needs it."""
-        reference = self._config.sandbox_runtime_image
+        """Have the newest images and the runtime before the first sandbox needs them.
+
+        A failure is told again to whoever needs what is missing.
+        """
+        await together(self._refresh(self._config.supervisor_image), self._deliver_runtime())
+
+    async def _refresh(self, reference: str) -> bool:
         try:
-            image = (await self._launcher.images.find(reference)).facts
+            await self._launcher.images.refresh(reference)
+        except DriverError as error:
+            self._log.warning("image not ready yet", image=reference, error=error.message)
+            return False
+        return True
+
+    async def _deliver_runtime(self) -> None:
+        reference = self._config.sandbox_runtime_image
+        if not await self._refresh(reference):
+            return
+        try:
+            image = (await self._launcher.images.find_component(reference)).facts
             await self._launcher.runtime_volumes.ensure(image, reference=reference)
         except DriverError as error:
             self._log.warning("sandbox runtime not ready yet", error=error.message)

@@ -28,7 +28,6 @@ from driver_docker.engine_wire import (
     engine_info,
     image_facts,
     parse_time,
-    split_reference,
     strip_frames,
 )
 
@@ -79,21 +78,6 @@ def test_an_event_keeps_its_own_time_and_the_action_alone() -> None:
     assert (event.action, event.object_id, event.exit_code) == ("exec_create", "c", 137)
     assert event.time == datetime(2026, 11, 29, 21, 42, 37, 66773, tzinfo=UTC)
     assert engine_event({}).exit_code is None
-
-
-@pytest.mark.parametrize(
-    ("reference", "expected"),
-    [
-        ("busybox", ("busybox", "", "latest")),
-        ("busybox:1.36", ("busybox", "", "1.36")),
-        ("localhost:5000/a/b", ("localhost:5000/a/b", "", "latest")),
-        ("localhost:5000/a/b:2", ("localhost:5000/a/b", "", "2")),
-        ("a/b@sha256:ff", ("a/b", "sha256:ff", "")),
-        ("localhost:5000/a:1@sha256:ff", ("localhost:5000/a:1", "sha256:ff", "")),
-    ],
-)
-def test_references_split_without_taking_a_port_for_a_tag(reference: str, expected: tuple[str, str, str]) -> None:
-    assert split_reference(reference) == expected
 
 
 @pytest.mark.parametrize(
