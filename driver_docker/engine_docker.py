@@ -31,6 +31,7 @@ from driver_docker.engine import (
     VolumeSpec,
 )
 from driver_docker.engine_events import DockerEventStream
+from driver_docker.engine_host import HostFacts, host_facts
 from driver_docker.engine_http import checked, decoded, guarded
 from driver_docker.engine_pull import ImagePull
 from driver_docker.engine_wire import (
@@ -131,6 +132,10 @@ class DockerEngine:
     async def ping(self) -> None:
         """Return when the engine answers."""
         await self._ask("GET", "/_ping", what="the engine", timeout_seconds=5.0)
+
+    async def describe(self) -> HostFacts:
+        """What the engine says of the machine it runs on, asked now."""
+        return host_facts(await self._json("GET", "/info", what="the engine"))
 
     async def refresh_info(self) -> EngineInfo:
         """Ask again for what may change while the engine runs."""
