@@ -35,10 +35,12 @@ def own_version() -> str:
         return "0.0.0+unknown"
 
 
-def capabilities(config: DriverConfig) -> pb.GetCapabilitiesResponse:
-    """The driver's answer to the handshake; the same for the same configuration, always.
+def capabilities(config: DriverConfig, *, cdi_supported: bool = False) -> pb.GetCapabilitiesResponse:
+    """The driver's answer to the handshake; the same for the same configuration and engine, always.
 
-    GPUs are reported as not selectable, because this driver does not place them.
+    Args:
+        config: The driver's configuration.
+        cdi_supported: Whether the engine looks for CDI specifications; without them no GPU is ever placed.
     """
     return pb.GetCapabilitiesResponse(
         driver_name="docker",
@@ -50,7 +52,9 @@ def capabilities(config: DriverConfig) -> pb.GetCapabilitiesResponse:
         resource_capabilities=pb.ResourceCapabilities(
             cpu=pb.CpuResourceCapabilities(limit_supported=True),
             memory=pb.MemoryResourceCapabilities(limit_supported=True),
-            gpu=pb.GpuResourceCapabilities(default_selection_supported=False, count_selection_supported=False),
+            gpu=pb.GpuResourceCapabilities(
+                default_selection_supported=cdi_supported, count_selection_supported=cdi_supported
+            ),
         ),
         extension=extension_pb2.PeerMetadata(
             protocol_version=extension_pb2.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from driver_docker import encode
+from driver_docker.config import load_config
 from driver_docker.engine import EngineInfo
 from driver_docker.engine_wire import engine_info
 from driver_docker.errors import DriverError
@@ -140,3 +144,10 @@ def test_the_engines_info_tells_devices_and_wsl2() -> None:
     assert (told.cdi_supported, told.cdi_devices, told.wsl2, told.selinux) == (True, GPUS[:2], True, True)
     plain = engine_info(version, {"KernelVersion": "6.1.0", "CDISpecDirs": []}, "unix:///x")
     assert (plain.cdi_supported, plain.cdi_devices, plain.wsl2, plain.selinux) == (False, (), False, False)
+
+
+@pytest.mark.parametrize("cdi", [False, True])
+def test_the_capabilities_say_whether_the_engine_has_cdi(cdi: bool) -> None:
+    config = load_config({"bind_socket": Path("/run/d.sock")}, environment={})
+    gpu = encode.capabilities(config, cdi_supported=cdi).resource_capabilities.gpu
+    assert (gpu.default_selection_supported, gpu.count_selection_supported) == (cdi, cdi)
