@@ -17,6 +17,7 @@ ROOT = Path("/srv/project")
         ("cat /root/" + ".ssh", True),
         ("https://py" + "pi.org/simple", True),
         ("the account's home is /home/sandbox/", False),
+        ("a container's /srv/ and /home/a", False),
         ("~/.config/openshell", False),
         ("/var/run/docker.sock", False),
         ("a relative/root/name", False),
@@ -28,3 +29,7 @@ def test_only_what_belongs_to_one_machine_is_a_trace(line: str, is_trace: bool) 
 
 def test_the_line_is_named() -> None:
     assert traces_in("a\nb /srv/project/c\n", ROOT) == [(2, "path of this machine: /srv/project/")]
+
+
+def test_a_repository_at_the_top_does_not_make_its_name_a_trace() -> None:
+    assert traces_in("mount at /app/data", Path("/app")) == []
