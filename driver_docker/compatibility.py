@@ -12,8 +12,9 @@ from typing import Final
 from packaging.specifiers import SpecifierSet
 
 from driver_docker.capabilities import PROTOCOL_MAJOR
-from driver_docker.errors import PreconditionError
+from driver_docker.errors import ProvisioningError
 from driver_docker.revisions import Component, Line, Revision
+from openshell.status import StatusCode
 
 
 class CompatibilityMode(StrEnum):
@@ -97,10 +98,11 @@ class Finding:
         return self.outcome in {Outcome.UNSUPPORTED, Outcome.UNKNOWN_IMAGE}
 
 
-class IncompatibleError(PreconditionError):
+class IncompatibleError(ProvisioningError):
     """The revisions of gateway, supervisor and runtime are no supported triplet."""
 
     default_reason = "ControlSupervisorStartFailed"
+    default_status = StatusCode.FAILED_PRECONDITION
 
 
 def judge(gateway: Revision, supervisor: Revision, runtime: Revision) -> Finding:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from driver_docker import documents, events, names, records, staging
@@ -57,6 +57,15 @@ class ExitBeforeReadyError(ProvisioningError):
         self.exit = ended
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Components:
+    """What is launched beside the workload's own image."""
+
+    supervisor: ImageFacts
+    runtime: ImageFacts
+    runtime_volume: str
+
+
 class Launcher:
     """Launches sandboxes, a few at a time."""
 
@@ -84,16 +93,15 @@ class Launcher:
             launch: The gateway's credentials for it.
 
         Raises:
-            ProvisioningError: With the condition's reason; what was made is still there for the caller to remove.
+            ProvisioningError: With the condition's reason; what was made is still there for the caller to remove. An
+                `IncompatibleError` is one of them.
             EngineUnreachableError: The engine cannot be asked.
         """
         begun = time.monotonic()
-        image, supervisor_image, runtime_volume, tls = await together(
-            self._workload_image(sandbox, request.image),
-            self._supervisor_image(),
-            self._runtime_volume(),
-            self._session_tls(launch),
+        image, components, tls = await together(
+            self._workload_image(sandbox, request.image), self._components(), self._session_tls(launch)
         )
+        sandbox.record = replace(sandbox.record, runtime_image_id=components.runtime.image_id)
         identity = await self._identity(sandbox, request, image)
         async with self._slots:
             plan = plan_launch(
@@ -102,8 +110,8 @@ class Launcher:
                 owner=self._services.owner,
                 image=image,
                 identity=identity,
-                supervisor_image_id=supervisor_image.image_id,
-                runtime_volume=runtime_volume,
+                supervisor_image_id=components.supervisor.image_id,
+                runtime_volume=components.runtime_volume,
                 resources=await self.resources.claim(request),
             )
             facts = await self._create(sandbox, plan)
@@ -125,13 +133,15 @@ class Launcher:
         publish(told(sandbox_id, now(), image=reference))
         return found.facts
 
-    async def _supervisor_image(self) -> ImageFacts:
-        return (await self.images.find_component(self._config.supervisor_image)).facts
-
-    async def _runtime_volume(self) -> str:
+    async def _components(self) -> _Components:
+        """The supervisor's and the runtime's images, judged as they are now that they are here."""
         reference = self._config.sandbox_runtime_image
-        image = (await self.images.find_component(reference)).facts
-        return await self.runtime_volumes.ensure(image, reference=reference)
+        supervisor, runtime = await together(
+            self.images.find_component(self._config.supervisor_image), self.images.find_component(reference)
+        )
+        self._services.gate.admit_images(supervisor=supervisor.facts, runtime=runtime.facts)
+        volume = await self.runtime_volumes.ensure(runtime.facts, reference=reference)
+        return _Components(supervisor=supervisor.facts, runtime=runtime.facts, runtime_volume=volume)
 
     async def _session_tls(self, launch: LaunchAuthentication) -> SessionTls:
         return await self._crypto.run(lambda: issue_session_tls(launch.supervisor.session_id))

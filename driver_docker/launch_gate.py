@@ -13,7 +13,8 @@ import structlog
 from driver_docker.compatibility import CompatibilityMode, Finding, IncompatibleError, Outcome, judge
 from driver_docker.concurrency import together
 from driver_docker.engine import EngineAbsentError
-from driver_docker.isolation_backends import check_pin
+from driver_docker.image_reference import parse_reference
+from driver_docker.isolation_backends import check_pin, check_placeable
 from driver_docker.revisions import Component, gateway_revision, image_revision
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LaunchGate:
         An image that is not here yet does not hold a launch up: `admit_images` follows once it is pulled.
 
         Raises:
+            PreconditionError: The selected backend cannot be placed.
             IncompatibleError: The revisions are no supported triplet.
             EngineUnreachableError: The engine cannot be asked.
         """
@@ -54,7 +56,8 @@ class LaunchGate:
         be stopped, created or rotated before this returns; after a refusal the sandbox stays as it is.
 
         Raises:
-            PreconditionError: The driver's backend is another than the one the sandbox was admitted with.
+            PreconditionError: The driver's backend is another than the one the sandbox was admitted with, or cannot be
+                placed any more.
             IncompatibleError: The revisions are no supported triplet.
             EngineUnreachableError: The engine cannot be asked.
         """
@@ -70,6 +73,8 @@ class LaunchGate:
         self._judge(supervisor=supervisor, runtime=runtime, runtime_reference=self._config.sandbox_runtime_image)
 
     async def _admit(self, *, runtime: str) -> None:
+        if (backend := self._config.delegated_backend) is not None:
+            check_placeable(backend)
         supervisor_facts, runtime_facts = await together(
             self._present(self._config.supervisor_image), self._present(runtime)
         )
@@ -77,7 +82,7 @@ class LaunchGate:
 
     async def _present(self, reference: str) -> ImageFacts | None:
         try:
-            return await self._engine.inspect_image(reference)
+            return await self._engine.inspect_image(parse_reference(reference).local)
         except EngineAbsentError:
             return None
 

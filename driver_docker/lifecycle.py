@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from driver_docker import events, names
+from driver_docker.concurrency import together
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineRefusedError
 from driver_docker.errors import (
     DriverError,
@@ -59,9 +60,10 @@ class Lifecycle:
 
         Raises:
             PreconditionError: The image may not be pulled and is not here.
+            IncompatibleError: Gateway, supervisor and runtime are of revisions that do not fit together.
             EngineUnreachableError: The engine does not answer.
         """
-        await self._engine.ping()
+        await together(self._engine.ping(), self._services.gate.admit_new())
         await self._launcher.images.check(request.image)
         await self._launcher.resources.check(request)
 
@@ -93,6 +95,7 @@ class Lifecycle:
                 changed_at=now(),
                 generation=launch.supervisor.runtime_generation,
                 image_reference=request.image,
+                isolation_backend=services.config.backend_name,
                 container_name=names.workload_container_name(
                     workspace=request.workspace, name=request.name, sandbox_id=request.sandbox_id
                 ),

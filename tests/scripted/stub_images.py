@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from docker import APIClient
 
 REPOSITORY = "openshell-stub"
+REVISION = "0.1.5"
+"""Revision that runtime and supervisor are labelled with: that of the scripted gateway."""
+_LABEL = f"LABEL org.opencontainers.image.version={REVISION}"
 
 WORDS = (
     '{"openshell_last_words":1,"stage":"build","category":"infrastructure",'
@@ -71,9 +74,15 @@ def build(client: APIClient, tag: str) -> StubImages:
     }
     return StubImages(
         workload=_load(client, "workload", tag, accounts, ["USER agent"]),
-        runtime=_load(client, "runtime", tag, {".openshell/runtime/openshell-sandbox": (RUNTIME.encode(), 0o555)}, []),
+        runtime=_load(
+            client, "runtime", tag, {".openshell/runtime/openshell-sandbox": (RUNTIME.encode(), 0o555)}, [_LABEL]
+        ),
         supervisor=_load(
-            client, "supervisor", tag, {"openshell-supervisor": (SUPERVISOR.encode(), 0o555)}, ["USER 65534:65534"]
+            client,
+            "supervisor",
+            tag,
+            {"openshell-supervisor": (SUPERVISOR.encode(), 0o555)},
+            ["USER 65534:65534", _LABEL],
         ),
         bare=_load(client, "bare", tag, {}, []),
     )
@@ -86,6 +95,18 @@ def remove(client: APIClient, images: StubImages) -> None:
 
 
 def _load(client: APIClient, role: str, tag: str, files: Mapping[str, tuple[bytes, int]], changes: list[str]) -> str:
+    reference = f"{REPOSITORY}/{role}:{tag}"
+    client.import_image_from_data(
+        root_tar(dict(files) | {"etc/stub": (f"{role} {tag}".encode(), 0o644)}),
+        repository=f"{REPOSITORY}/{role}",
+        tag=tag,
+        changes=["ENV PATH=/bin", *changes],
+    )
+    return reference
+
+
+def root_tar(files: Mapping[str, tuple[bytes, int]]) -> bytes:
+    """A root file system with one busybox and these files, each with its mode."""
     busybox = Path(shutil.which("busybox") or "/bin/busybox").read_bytes()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -100,12 +121,7 @@ def _load(client: APIClient, role: str, tag: str, files: Mapping[str, tuple[byte
             archive.addfile(link)
         for path, (content, mode) in files.items():
             _add(archive, path, content, mode)
-        _add(archive, "etc/stub", f"{role} {tag}".encode(), 0o644)
-    reference = f"{REPOSITORY}/{role}:{tag}"
-    client.import_image_from_data(
-        buffer.getvalue(), repository=f"{REPOSITORY}/{role}", tag=tag, changes=["ENV PATH=/bin", *changes]
-    )
-    return reference
+    return buffer.getvalue()
 
 
 def _add(archive: tarfile.TarFile, path: str, content: bytes, mode: int) -> None:
