@@ -12,6 +12,7 @@ from openshell.isolation.documents import (
     CLAIM_GPU,
     CLAIM_IMAGE_IDENTITY,
     BoundaryBootstrap,
+    BoundaryLaunch,
     ListenerTls,
     OuterFence,
     RuntimeDescriptor,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from driver_docker.engine import ContainerFacts
+    from driver_docker.isolation_backends import Delegation
     from openshell.isolation.documents import LaunchAuthentication, WorkloadIdentity
     from openshell.isolation.tls import SessionTls
 
@@ -37,6 +39,10 @@ class LaunchDocuments:
     server_key: bytes = field(repr=False)
     descriptor: bytes = field(repr=False)
     auth_bundle: bytes = field(repr=False)
+    boundary_launch: bytes | None = field(default=None, repr=False)
+    """Only for a delegated backend."""
+    isolation_backends: bytes | None = field(default=None, repr=False)
+    """Only for a delegated backend; never recorded, since endpoints may change between starts."""
 
 
 def fence_evidence(facts: ContainerFacts) -> bytes:
@@ -64,6 +70,7 @@ def build_documents(
     child_environment: Mapping[str, str],
     host_gateway_ip: str | None,
     gpus_attached: bool = False,
+    delegation: Delegation | None = None,
 ) -> LaunchDocuments:
     """Write bootstrap and descriptor with equal generation, session, identity, claims and fence.
 
@@ -76,6 +83,7 @@ def build_documents(
         child_environment: Environment of the workload's processes.
         host_gateway_ip: IPv4 of the gateway's host, where it is one.
         gpus_attached: Whether the workload container was given GPUs.
+        delegation: The backend that was admitted, where it is not the built-in one.
 
     Raises:
         DocumentError: A value does not fit its document.
@@ -119,4 +127,21 @@ def build_documents(
         server_key=tls.private_key_pem.encode(),
         descriptor=descriptor.to_json(),
         auth_bundle=launch.supervisor_json,
+        boundary_launch=None if delegation is None else _boundary_launch(descriptor, delegation).to_json(),
+        isolation_backends=None if delegation is None else delegation.backends.to_json(),
+    )
+
+
+def _boundary_launch(descriptor: RuntimeDescriptor, delegation: Delegation) -> BoundaryLaunch:
+    """The launch file of a delegated backend: the descriptor's facts, and the backend's own trust."""
+    return BoundaryLaunch(
+        backend_name=delegation.name,
+        sandbox_id=descriptor.boundary_id,
+        generation=descriptor.generation,
+        session_id=descriptor.session_id,
+        workload_identity=descriptor.workload_identity,
+        tls=delegation.tls,
+        resource_claims=descriptor.resource_claims,
+        outer_fence=descriptor.outer_fence,
+        host_gateway_ip=descriptor.host_gateway_ip,
     )

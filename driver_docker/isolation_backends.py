@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import PlainValidator
 
 from driver_docker.errors import PreconditionError
+from driver_docker.upstream_proxy import SUPERVISOR_DIR
 from openshell.isolation.documents import (
     BUILT_IN_BACKEND,
     BackendRegistration,
     DocumentError,
     IsolationBackends,
     Transport,
+    TransportTls,
     UnixTransport,
     VsockTransport,
 )
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 BACKEND_SOCKET_DIR: Final = "/.openshell/isolation-backend"
 """Where the folder of a backend's Unix socket appears in the supervisor's container."""
+BOUNDARY_LAUNCH_PATH: Final = f"{SUPERVISOR_DIR}/boundary-launch.json"
+ISOLATION_BACKENDS_PATH: Final = f"{SUPERVISOR_DIR}/isolation-backends.json"
 
 _TRUST_KEYS: Final = ("server_name", "trust_anchor")
 
@@ -67,6 +71,35 @@ class RegisteredBackend:
                 socket_path=posixpath.join(BACKEND_SOCKET_DIR, posixpath.basename(endpoint.socket_path))
             )
         return IsolationBackends(backends=(BackendRegistration(name=self.name, endpoint=endpoint),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegation:
+    """What a supervisor is told about a backend that is not the built-in one."""
+
+    backends: IsolationBackends
+    """The registered backends, as its container reaches them."""
+    tls: TransportTls
+    """Whose certificate to trust there."""
+
+    @property
+    def name(self) -> str:
+        """The admitted backend."""
+        return self.backends.backends[0].name
+
+
+def supervisor_arguments(backend: RegisteredBackend | None) -> tuple[str, ...]:
+    """The supervisor's flags for a delegated backend (isolation contract 1)."""
+    if backend is None:
+        return ()
+    return ("--boundary-launch-file", BOUNDARY_LAUNCH_PATH, "--isolation-backends-file", ISOLATION_BACKENDS_PATH)
+
+
+def supervisor_binds(backend: RegisteredBackend | None) -> tuple[str, ...]:
+    """The folder of a backend's socket, read-only: a socket that the backend makes anew stays reachable that way."""
+    if backend is None or backend.socket_folder is None:
+        return ()
+    return (f"{backend.socket_folder}:{BACKEND_SOCKET_DIR}:ro",)
 
 
 Registrations = Mapping[str, RegisteredBackend]

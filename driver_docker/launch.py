@@ -27,7 +27,7 @@ from driver_docker.registry_credentials import RegistryLogins
 from driver_docker.resources import Resources
 from driver_docker.runtime_volume import RuntimeVolumes
 from driver_docker.services import now
-from driver_docker.supervisor_files import read_supervisor_files
+from driver_docker.supervisor_files import read_delegation, read_supervisor_files
 from driver_docker.verdict import Reason
 from driver_docker.workers import WorkerPool
 from openshell.isolation.documents import DocumentError
@@ -38,6 +38,7 @@ from openshell.verdicts import Component
 if TYPE_CHECKING:
     from driver_docker.documents import LaunchDocuments
     from driver_docker.engine import ContainerFacts, ContainerSpec, ImageFacts, VolumeSpec
+    from driver_docker.isolation_backends import Delegation
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
@@ -115,7 +116,7 @@ class Launcher:
                 resources=await self.resources.claim(request),
             )
             facts = await self._create(sandbox, plan)
-            built = self._documents(request, launch, plan, tls, facts)
+            built = self._documents(request, launch, plan, tls, facts, await self.delegation())
             await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
@@ -238,6 +239,7 @@ class Launcher:
         plan: LaunchPlan,
         tls: SessionTls,
         facts: ContainerFacts,
+        delegation: Delegation | None,
     ) -> LaunchDocuments:
         try:
             return documents.build_documents(
@@ -249,6 +251,7 @@ class Launcher:
                 child_environment=request.child_environment,
                 host_gateway_ip=self._config.host_gateway_ip,
                 gpus_attached=bool(plan.workload.cdi_devices),
+                delegation=delegation,
             )
         except DocumentError as error:
             raise ProvisioningError(
@@ -287,6 +290,14 @@ class Launcher:
             ),
         )
         await self._start(sandbox, Component.SUPERVISOR, record.supervisor_id)
+
+    async def delegation(self) -> Delegation | None:
+        """What the supervisor is told about a backend that is not the built-in one; read anew for each launch.
+
+        Raises:
+            SupervisorFileError: The backend's trust anchor cannot be used.
+        """
+        return await self._services.disk.run(lambda: read_delegation(self._config))
 
     async def supervisor_entries(self, built: LaunchDocuments) -> tuple[staging.StagedEntry, ...]:
         """What is staged for a supervisor: its documents, and the operator's files as they are now.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import labels, mounts, names, upstream_proxy
+from driver_docker import isolation_backends, labels, mounts, names, upstream_proxy
 from driver_docker.engine import ContainerSpec, TmpfsMount, VolumeMount, VolumeSpec
 from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
@@ -91,7 +91,7 @@ def plan_launch(
     """
     root = workspace_root(image.working_dir, image_volumes=image.volumes)
     mounts.check_against_workspace(request.mounts, root)
-    volume_labels = labels.volume_labels(owner, sandbox_id=request.sandbox_id)
+    volume_labels = labels.volume_labels(owner, sandbox_id=request.sandbox_id, backend=config.backend_name)
     channel = VolumeSpec(
         name=names.channel_volume_name(namespace=owner.namespace, sandbox_id=request.sandbox_id), labels=volume_labels
     )
@@ -150,6 +150,7 @@ def _workload(
             sandbox_id=request.sandbox_id,
             name=request.name,
             workspace=request.workspace,
+            backend=config.backend_name,
             caller_labels=request.labels,
             caller_driver_config_used=request.driver_config_used,
             admission_identities_json=resources.volume_identities_json,
@@ -211,11 +212,12 @@ def plan_supervisor(
             "--workdir",
             root,
             f"--health-socket-path={HEALTH_SOCKET_PATH}",
+            *isolation_backends.supervisor_arguments(config.delegated_backend),
             *upstream_proxy.proxy_arguments(config),
         ),
         environment=_common_environment(request, config)
         | {
-            "OPENSHELL_ADMITTED_ISOLATION_BACKEND": labels.BUILTIN_BACKEND,
+            "OPENSHELL_ADMITTED_ISOLATION_BACKEND": config.backend_name,
             "OPENSHELL_MAIN_PROCESS_SPEC": request.main_process.to_json().decode(),
             "OPENSHELL_ENDPOINT": config.grpc_endpoint,
             "OPENSHELL_SANDBOX_ID": request.sandbox_id,
@@ -232,6 +234,7 @@ def plan_supervisor(
             sandbox_id=request.sandbox_id,
             name=request.name,
             workspace=request.workspace,
+            backend=config.backend_name,
         ),
         network_mode="host",
         extra_hosts=tuple(f"{host}:{address}" for host in hosts),
@@ -239,7 +242,7 @@ def plan_supervisor(
             VolumeMount(volume=channel_volume, target=CHANNEL_DIR, read_only=True),
             VolumeMount(volume=supervisor_volume, target=SUPERVISOR_DIR),
         ),
-        binds=upstream_proxy.spiffe_binds(config),
+        binds=upstream_proxy.spiffe_binds(config) + isolation_backends.supervisor_binds(config.delegated_backend),
         cap_drop=("ALL",),
         security_options=("no-new-privileges:true",),
         read_only_root=True,

@@ -12,6 +12,7 @@ import tarfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from driver_docker.isolation_backends import BOUNDARY_LAUNCH_PATH, ISOLATION_BACKENDS_PATH
 from driver_docker.plan import (
     AUTH_BUNDLE_PATH,
     BOOTSTRAP_PATH,
@@ -89,6 +90,10 @@ def supervisor_entries(
         readable(DESCRIPTOR_PATH, documents.descriptor),
         readable(AUTH_BUNDLE_PATH, documents.auth_bundle),
     ]
+    if documents.boundary_launch is not None:
+        entries.append(readable(BOUNDARY_LAUNCH_PATH, documents.boundary_launch))
+    if documents.isolation_backends is not None:
+        entries.append(readable(ISOLATION_BACKENDS_PATH, documents.isolation_backends))
     if gateway_ca is not None:
         entries.append(StagedEntry(path="tls", mode=0o550, gid=SUPERVISOR_GID))
         entries.append(readable(GATEWAY_CA_PATH, gateway_ca))

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.errors import ProvisioningError
+from driver_docker.isolation_backends import Delegation
+from openshell.isolation.documents import DocumentError, TransportTls
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
@@ -49,6 +51,24 @@ def read_supervisor_files(config: DriverConfig) -> SupervisorFiles:
         proxy_auth=_read("proxy_auth_file", config.proxy_auth_file, limit=_MAX_SECRET_BYTES),
         proxy_ca_bundle=_certificates("proxy_ca_bundle", config.proxy_ca_bundle),
     )
+
+
+def read_delegation(config: DriverConfig) -> Delegation | None:
+    """What a supervisor is told about the selected backend; `None` for the built-in one. Blocks.
+
+    Raises:
+        SupervisorFileError: The backend's trust anchor cannot be used.
+    """
+    backend = config.delegated_backend
+    if backend is None:
+        return None
+    key = f"isolation_backends.{backend.name}.trust_anchor"
+    anchor = _certificates(key, backend.trust_anchor) or b""
+    try:
+        tls = TransportTls(server_name=backend.server_name or "", trust_anchor_pem=anchor.decode("ascii", "replace"))
+    except DocumentError as error:
+        raise SupervisorFileError(f"isolation backend {backend.name} cannot be used: {error.message}") from None
+    return Delegation(backends=backend.as_supervisor_sees_it(), tls=tls)
 
 
 def _certificates(key: str, file: Path | None) -> bytes | None:
