@@ -1,7 +1,8 @@
 """What happens when a container of a ready sandbox ends (compute-driver contract 5.10).
 
-The news goes out as soon as the evidence is in: one snapshot and one event. Only then is it recorded and is the rest of
-the sandbox taken down. A driver that is killed in between finds the same evidence when it starts again.
+The news goes out as soon as the evidence is in: one event with the verdict, then one snapshot. Only then is it
+recorded and is the rest of the sandbox taken down. A driver that is killed in between finds the same evidence when it
+starts again.
 """
 
 from __future__ import annotations
@@ -120,8 +121,9 @@ class Exits:
         at = verdict.finished_at or now()
         failure = failure_of(verdict)
         sandbox.record = sandbox.record.changed(at, failure=failure)
-        self._services.publish_snapshot(sandbox)
+        # The verdict first: who stops watching at the terminal snapshot has it.
         self._services.publish(events.exited(sandbox.sandbox_id, at, verdict))
+        self._services.publish_snapshot(sandbox)
         self._services.log_of(sandbox).warning(
             "container ended", component=verdict.component.value, kind=verdict.kind.value, message=verdict.message
         )

@@ -147,12 +147,13 @@ class Lifecycle:
             await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
         else:
             await services.save_quietly(sandbox)
-        services.publish_snapshot(sandbox)
+        # The verdict first: who stops watching at the terminal snapshot has it.
         services.publish(
             events.warning(
                 sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
             )
         )
+        services.publish_snapshot(sandbox)
         await self.clear_failed(sandbox)
 
     async def clear_failed(self, sandbox: Sandbox) -> None:

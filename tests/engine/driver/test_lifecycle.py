@@ -165,6 +165,26 @@ async def test_words_are_kept_back_where_the_operator_says_so(bench: DriverBench
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
 
 
+@pytest.mark.parametrize("name", ["exit-9.x", "late-6.x"])
+async def test_the_verdict_is_told_before_the_terminal_snapshot(bench: DriverBench, name: str) -> None:
+    async with bench.running() as (_, link):
+        wanted = bench.sandbox(name)
+        observed = await bench.launch(link, wanted)
+        if name.startswith("late"):
+            bench.client.kill(bench.container(wanted.id, "supervisor")["Id"], "SIGUSR1")
+            observed = await link.wait_reason(wanted.id, "ControlSupervisorExited")
+        terminal = ready(observed).reason
+        told = [
+            event.platform_event.event.reason or ready(event.sandbox.sandbox).reason
+            for _, event in link.events
+            if terminal in str(event)
+        ]
+        kinds = [event.WhichOneof("payload") for _, event in link.events if terminal in str(event)]
+        assert kinds == ["platform_event", "sandbox"], told
+        assert Verdict.from_metadata(link.platform_events(wanted.id)[-1].metadata) is not None
+        await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+
+
 @pytest.mark.parametrize(("code", "reason"), [(9, "ControlSupervisorStartFailed"), (78, "WorkspaceValidationFailed")])
 async def test_a_failed_start_is_remembered_and_its_containers_removed(
     bench: DriverBench, code: int, reason: str
