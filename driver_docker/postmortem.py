@@ -10,13 +10,13 @@ from driver_docker.concurrency import together
 from driver_docker.config import PublicDetail
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
 from driver_docker.verdict import ExitEvidence, judge
-from openshell.verdicts import Component
+from openshell.verdicts import Component, Stage
 
 if TYPE_CHECKING:
     from driver_docker.engine import ContainerFacts
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
-    from openshell.verdicts import Verdict
+    from openshell.verdicts import LastWords, Verdict
 
 
 _KILL_SIGNALS = frozenset({"9", "KILL", "SIGKILL"})
@@ -61,7 +61,7 @@ async def examine(
     verdict = judge(
         ExitEvidence(
             component=component,
-            ready_before=record.was_ready or _killed_from_outside(sandbox, container),
+            ready_before=record.was_ready or _killed_from_outside(sandbox, container) or _ran(read.last_words),
             facts=facts,
             absent=absent,
             engine_reachable=reachable,
@@ -82,6 +82,11 @@ def _killed_from_outside(sandbox: Sandbox, container: str) -> bool:
         event.action == "kill" and event.attributes.get("signal") in _KILL_SIGNALS
         for event in sandbox.events.get(container, ())
     )
+
+
+def _ran(words: LastWords | None) -> bool:
+    """Whether a supervisor says itself that it had been ready: it may end before the driver has seen it ready."""
+    return words is not None and words.stage is Stage.RUNNING
 
 
 async def _inspect(services: Services, container: str) -> tuple[ContainerFacts | None, bool, bool]:
