@@ -8,7 +8,8 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,39 @@ class Stack:
             call.cancel()
         raise AssertionError(f"the watch of {name} ended without a verdict")
 
+    async def past_events(self, name: str) -> list[pb.PlatformEvent]:
+        """The events of a sandbox so far."""
+        request = pb.WatchSandboxRequest(sandbox=name, workspace_scope=WORKSPACE, event_tail=64)
+        return [
+            event.event
+            async for event in self.stub.WatchSandbox(request, timeout=PATIENCE_SECONDS)
+            if event.WhichOneof("payload") == "event"
+        ]
+
+    def driver_file(self, sandbox: pb.Sandbox, file_name: str) -> bytes:
+        """A file that the driver keeps for a sandbox."""
+        (path,) = (self.folder / "driver").rglob(f"{sandbox.metadata.id}/{file_name}")
+        return path.read_bytes()
+
+    @contextlib.asynccontextmanager
+    async def removals(self, role: str) -> AsyncIterator[Callable[[], Awaitable[str]]]:
+        """Listen for removed containers of one role; what is yielded waits for the next one and returns its id."""
+        labels = [f"{NAMESPACE_LABEL}={self.namespace}", f"{ROLE_LABEL}={role}"]
+        events = self.engine.events(filters={"label": labels, "event": "destroy"}, decode=True)
+
+        async def next_removed() -> str:
+            return str((await asyncio.to_thread(next, events))["id"])
+
+        try:
+            yield next_removed
+        finally:
+            events.close()
+
+    @property
+    def gateway_address(self) -> str:
+        """Where the gateway listens."""
+        return f"127.0.0.1:{self._port}"
+
     async def delete(self, name: str) -> None:
         """Delete a sandbox and wait until its record is gone."""
         await self.stub.DeleteSandbox(pb.DeleteSandboxRequest(name=name, workspace_scope=WORKSPACE))
@@ -169,6 +203,22 @@ class Stack:
         line = await asyncio.wait_for(stdout.readline(), PATIENCE_SECONDS)
         assert line, (self.folder / f"{name}.log").read_text()
         return line.decode().rstrip("\n")
+
+
+@contextlib.asynccontextmanager
+async def running_stack(docker_host: str, engine: APIClient, images: dict[str, str]) -> AsyncIterator[Stack]:
+    """Both processes running; what a deleted sandbox leaves behind fails the test."""
+    # Not pytest's folder: the path of a Unix socket must be short.
+    with tempfile.TemporaryDirectory(prefix="stack-") as folder:
+        running = Stack(Path(folder), docker_host, engine, images)
+        try:
+            await running.start()
+            yield running
+        finally:
+            await running.close()
+            left = running.left_over()
+            running.clear()
+        assert left == []
 
 
 def _free_port() -> int:

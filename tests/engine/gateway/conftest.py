@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted.stack import Stack
+from scripted.stack import Stack, running_stack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -21,14 +19,5 @@ async def stack(
 ) -> AsyncIterator[Stack]:
     """Both processes running; what a deleted sandbox leaves behind fails the test."""
     images = {"workload": workload_image, "runtime": runtime_image, "supervisor": supervisor_image}
-    # Not pytest's folder: the path of a Unix socket must be short.
-    with tempfile.TemporaryDirectory(prefix="stack-") as folder:
-        running = Stack(Path(folder), docker_host, docker_client, images)
-        try:
-            await running.start()
-            yield running
-        finally:
-            await running.close()
-            left = running.left_over()
-            running.clear()
-        assert left == []
+    async with running_stack(docker_host, docker_client, images) as running:
+        yield running
