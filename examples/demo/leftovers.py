@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import docker
 
 NAMESPACE_LABEL = "openshell.ai/sandbox-namespace"
+KEPT_ON_PURPOSE = (".driver-owner", "exits.jsonl")
+"""The driver's identity and its bounded journal of verdicts outlive sandboxes: ``openshell-driver-docker exits``."""
 OWN_NAMES = ("openshell-channel-", "openshell-supervisor-", "openshell-runtime-", "openshell-default--")
 
 
@@ -64,7 +66,11 @@ class Inventory:
             containers=found["containers"],
             volumes=found["volumes"],
             networks=found["networks"],
-            state=sorted(str(path.relative_to(self.state)) for path in self.state.rglob("*")),
+            state=sorted(
+                str(path.relative_to(self.state))
+                for path in self.state.rglob("*")
+                if path.name not in KEPT_ON_PURPOSE and (path.is_file() or not any(path.iterdir()))
+            ),
             processes=sorted(self._processes()),
         )
 
