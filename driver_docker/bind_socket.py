@@ -18,6 +18,8 @@ from driver_docker.errors import ConfigurationError
 if TYPE_CHECKING:
     from pathlib import Path
 
+NAMESPACE_LOCK: Final = ".lock"
+"""File in a namespace's state folder that the driver of that namespace holds locked."""
 MAX_PATH_BYTES: Final = 107
 """Longest path of a Unix socket on Linux, without its final NUL."""
 

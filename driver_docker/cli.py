@@ -3,57 +3,66 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import structlog
 
-from driver_docker.config import load_config
+from driver_docker import cli_reports
+from driver_docker.cli_options import OutputFormat, config_options, load
 from driver_docker.errors import ConfigurationError, DriverError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 EXIT_CONFIGURATION = 2
 EXIT_FAILURE = 1
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Commands whose own errors become one line and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigurationError as error:
+            click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
+            sys.exit(EXIT_CONFIGURATION)
+        except DriverError as error:
+            click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
+            sys.exit(EXIT_FAILURE)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Docker compute driver for OpenShell gateways."""
+    """Docker compute driver for OpenShell gateways.
+
+    Exit codes: 0 fine, 1 a fault was found or the driver failed, 2 the configuration cannot be used.
+    """
+    configure_log("warning")
 
 
 @main.command()
-@click.option("--bind-socket", type=click.Path(path_type=Path), help="Unix socket to serve on.")
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    envvar="OPENSHELL_DOCKER_DRIVER_CONFIG",
-    help="TOML file with the driver's table.",
-)
-@click.option("--docker-socket", "socket_path", help="Docker's API socket or address; found by itself when absent.")
-@click.option("--grpc-endpoint", help="Where supervisors reach the gateway, for example http://127.0.0.1:17670.")
-@click.option("--supervisor-image", help="Image of the control supervisor.")
-@click.option("--sandbox-runtime-image", help="Image that holds the sandbox runtime.")
-@click.option("--default-image", help="Workload image where the caller names none.")
-@click.option("--sandbox-label", help="Namespace of this driver's containers on the engine.")
-@click.option("--state-dir", type=click.Path(path_type=Path), help="Owner-only folder of records.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="Threshold of the log.")
-def serve(config_file: Path | None, **flags: Any) -> None:
+@config_options
+def serve(config_file: Path | None, output: str, **flags: Any) -> None:
     """Serve openshell.compute.v1 on a Unix socket until SIGTERM."""
-    try:
-        config = load_config(flags, file=config_file)
-        configure_log(config.log_level.value)
-        from driver_docker.serve import serve as run
+    config = load(flags, file=config_file, serves=True)
+    configure_log(config.log_level.value)
+    from driver_docker.serve import serve as run
 
-        asyncio.run(run(config, announce=click.echo))
-    except ConfigurationError as error:
-        click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-        sys.exit(EXIT_CONFIGURATION)
-    except DriverError as error:
-        click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-        sys.exit(EXIT_FAILURE)
+    def announce(line: str) -> None:
+        if output == OutputFormat.JSON.value:
+            line = json.dumps({"event": "serving", "bind_socket": str(config.bind_socket)})
+        click.echo(line)
+
+    asyncio.run(run(config, announce=announce))
+
+
+for _command in (cli_reports.check, cli_reports.sandboxes, cli_reports.exits, cli_reports.gc):
+    main.add_command(_command)
 
 
 def configure_log(level: str) -> None:

@@ -303,7 +303,11 @@ def default_state_dir(environment: Mapping[str, str]) -> Path:
 
 
 def load_config(
-    flags: Mapping[str, Any], *, file: Path | None = None, environment: Mapping[str, str] | None = None
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> DriverConfig:
     """Merge flags, environment and file, in this order of precedence.
 
@@ -311,12 +315,13 @@ def load_config(
         flags: Keys given on the command line; absent ones are `None`.
         file: A TOML file whose top level is the driver's table.
         environment: The process's environment.
+        defaults: What holds where no source names a key, before the model's own defaults.
 
     Raises:
         ConfigurationError: Naming the key, where it came from, and what it should be.
     """
     surroundings = os.environ if environment is None else environment
-    merged: dict[str, Any] = {"state_dir": default_state_dir(surroundings)}
+    merged: dict[str, Any] = {"state_dir": default_state_dir(surroundings), **(defaults or {})}
     if file is not None:
         merged |= _from_file(file)
     merged |= _from_environment(surroundings)

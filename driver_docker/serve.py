@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 import structlog
 
 from driver_docker import encode
-from driver_docker.bind_socket import BindSocket, FileLock
+from driver_docker.bind_socket import NAMESPACE_LOCK, BindSocket, FileLock
 from driver_docker.concurrency import Background, together
 from driver_docker.engine_address import find_engine
 from driver_docker.errors import DriverError
@@ -43,7 +43,6 @@ _DRAIN_SECONDS: Final = 1.0
 _ABANDON_SECONDS: Final = 2.5
 _END_SECONDS: Final = 1.0
 _TIDY_SECONDS: Final = 1.0
-_LOCK_FILE: Final = ".lock"
 
 
 class Driver:
@@ -84,7 +83,7 @@ class Driver:
         store = RecordStore(config.namespace_dir)
         owner = Owner(namespace=config.sandbox_label, driver=store.open())
         lock = FileLock(
-            store.directory / _LOCK_FILE,
+            store.directory / NAMESPACE_LOCK,
             held_by=f"another driver uses the state folder {store.directory}; give this one another sandbox_label",
         )
         self._stack.callback(lock.release)

@@ -1,0 +1,89 @@
+"""Command-line options made from the configuration, so that flags, environment and file cannot drift apart."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+
+from driver_docker.config import CONFIG_VARIABLE, DriverConfig, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_FLAG_NAMES: Final = {"socket_path": "--docker-socket"}
+_SCALARS: Final = (str, Path, int, float, bool)
+UNSET_SOCKET: Final = Path("/nonexistent/bind_socket-is-not-set")
+"""Stands for the socket in commands that do not serve."""
+
+
+class OutputFormat(StrEnum):
+    """What a command prints."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def flag_of(key: str) -> str | None:
+    """The flag of a configuration key; `None` for a table, which a file or the environment holds."""
+    kinds = _kinds(key)
+    if any(isinstance(kind, type) and issubclass(kind, _SCALARS) for kind in kinds):
+        return _FLAG_NAMES.get(key, "--" + key.replace("_", "-"))
+    return None
+
+
+def _kinds(key: str) -> tuple[Any, ...]:
+    """The types that a key's annotation is made of, `Annotated`, `Literal` and unions taken apart."""
+    pending, found = [DriverConfig.model_fields[key].annotation], []
+    while pending:
+        annotation = pending.pop()
+        inner = get_args(annotation)
+        if not inner or isinstance(annotation, type):
+            found.append(annotation)
+        else:
+            pending += inner[:1] if hasattr(annotation, "__metadata__") else inner
+    return tuple(found)
+
+
+def config_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command `--config`, every configuration flag, and `-o`."""
+    for key in reversed(DriverConfig.model_fields):
+        flag = flag_of(key)
+        if flag is None:
+            continue
+        help_text = (DriverConfig.model_fields[key].description or "").replace("`", "")
+        is_switch = bool in _kinds(key)
+        declared = f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag
+        metavar = None if is_switch else "VALUE"
+        command = click.option(declared, key, default=None, metavar=metavar, help=" ".join(help_text.split()))(command)
+    command = click.option(
+        "--config",
+        "config_file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar=CONFIG_VARIABLE,
+        help="TOML file with the driver's table.",
+    )(command)
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice([member.value for member in OutputFormat]),
+        default=OutputFormat.TABLE.value,
+        show_default=True,
+        help="What is printed on standard output.",
+    )(command)
+
+
+def load(flags: Mapping[str, Any], *, file: Path | None, serves: bool) -> DriverConfig:
+    """The configuration of a command.
+
+    Args:
+        flags: The values of `config_options`.
+        file: The value of `--config`.
+        serves: Whether the command needs a socket; others get `UNSET_SOCKET` where none is configured.
+
+    Raises:
+        ConfigurationError: A source holds what cannot be used.
+    """
+    return load_config(flags, file=file, defaults={} if serves else {"bind_socket": UNSET_SOCKET})

@@ -1,0 +1,98 @@
+"""`sandboxes`: what the records and the engine say of every sandbox, beside a running driver or without one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from driver_docker import labels
+from driver_docker.engine import EngineAbsentError
+from driver_docker.records import RecordPhase
+from driver_docker.snapshots import READY, take_snapshot
+
+if TYPE_CHECKING:
+    from driver_docker.engine import ContainerFacts, Engine
+    from driver_docker.events import Condition
+    from driver_docker.records import RecordStore, SandboxRecord
+
+UNKNOWN = "unknown"
+GONE = "gone"
+NONE = "-"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SandboxView:
+    """One sandbox."""
+
+    record: SandboxRecord
+    ready: Condition
+    workload: str
+    """State of the workload container; `gone`, `unknown` without an engine, `-` where there is none."""
+    supervisor: str
+
+    def to_json(self) -> dict[str, object]:
+        """As `sandboxes -o json` prints it."""
+        record = self.record
+        return {
+            "sandbox_id": record.sandbox_id,
+            "name": record.name,
+            "workspace": record.workspace,
+            "phase": record.phase.value,
+            "generation": record.generation,
+            "ready": self.ready.status.value,
+            "reason": self.ready.reason,
+            "message": self.ready.message,
+            "since": self.ready.transition_time.isoformat(),
+            "image": record.image_reference,
+            "container_name": record.container_name,
+            "workload": {"id": record.workload_id, "state": self.workload},
+            "supervisor": {"id": record.supervisor_id, "state": self.supervisor},
+        }
+
+
+async def look(store: RecordStore, namespace: str, engine: Engine | None) -> tuple[SandboxView, ...]:
+    """Every recorded sandbox. Changes nothing.
+
+    Args:
+        store: The namespace's records.
+        namespace: The driver's namespace.
+        engine: The engine, where it answers.
+
+    Raises:
+        RecordError: The state folder cannot be read.
+        EngineUnreachableError: The engine does not answer any more.
+    """
+    if not await asyncio.to_thread(store.directory.is_dir):
+        return ()
+    records = await asyncio.to_thread(store.load)
+    states: dict[str, str] | None = None
+    name = await asyncio.to_thread(store.driver_name)
+    if engine is not None and name is not None:
+        rows = await engine.list_containers(labels.owner_labels(labels.Owner(namespace=namespace, driver=name)))
+        states = {row.container_id: row.status.value for row in rows}
+    return tuple([await _view(record, namespace, engine, states) for record in records])
+
+
+async def _view(
+    record: SandboxRecord, namespace: str, engine: Engine | None, states: dict[str, str] | None
+) -> SandboxView:
+    workload: ContainerFacts | None = None
+    if engine is not None and record.workload_id and record.phase in {RecordPhase.ACTIVE, RecordPhase.STOPPED}:
+        try:
+            workload = await engine.inspect_container(record.workload_id)
+        except EngineAbsentError:
+            workload = None
+    snapshot = take_snapshot(record, workload, namespace=namespace)
+    return SandboxView(
+        record=record,
+        ready=next(condition for condition in snapshot.conditions if condition.type == READY),
+        workload=_state(record.workload_id, states),
+        supervisor=_state(record.supervisor_id, states),
+    )
+
+
+def _state(container: str, states: dict[str, str] | None) -> str:
+    if not container:
+        return NONE
+    return UNKNOWN if states is None else states.get(container, GONE)

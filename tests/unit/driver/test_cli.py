@@ -1,0 +1,153 @@
+"""The command line: every flag, both outputs, exit codes, and that looking makes nothing."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from driver_docker.cli import main
+from driver_docker.cli_options import flag_of
+from driver_docker.config import DriverConfig
+from driver_docker.exit_journal import ExitJournal, JournalEntry
+from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+
+AT = datetime(2026, 10, 5, 12, tzinfo=UTC)
+COMMANDS = ("serve", "check", "sandboxes", "exits", "gc")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr("driver_docker.engine_address._FIRST_SOCKET", tmp_path / "usual.sock")
+    environment = {
+        "HOME": str(tmp_path),
+        "OPENSHELL_DOCKER_DRIVER_STATE_DIR": str(tmp_path / "state"),
+        "DOCKER_HOST": f"unix://{tmp_path}/none.sock",
+        "XDG_RUNTIME_DIR": None,
+        "DOCKER_CONTEXT": None,
+        "DOCKER_CONFIG": None,
+        "OPENSHELL_COMPUTE_DRIVER_SOCKET": None,
+    }
+
+    def run_(*arguments: str, **more: str) -> Result:
+        return CliRunner().invoke(main, list(arguments), env=environment | more)
+
+    return run_
+
+
+def exit_entry(sandbox_id: str = "sb-1", tail: str = "first\nlast \x1b[31mred\n") -> JournalEntry:
+    return JournalEntry(
+        at=AT,
+        sandbox_id=sandbox_id,
+        name="steady",
+        workspace="default",
+        message="exited with code 6",
+        verdict={"openshell.verdict.kind": "exited", "openshell.verdict.exit_code": "6"},
+        tail=tail,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_takes_every_scalar_key_and_the_output(command: str) -> None:
+    group = main
+    assert isinstance(group, click.Group)
+    offered = {name for param in group.commands[command].params for name in param.opts}
+    wanted = {flag for key in DriverConfig.model_fields if (flag := flag_of(key)) is not None}
+    assert wanted | {"-o", "--config"} <= offered
+    assert set(group.commands) == set(COMMANDS)
+
+
+def test_tables_have_no_flag() -> None:
+    assert flag_of("resource_admission") is None
+    assert (flag_of("socket_path"), flag_of("sandbox_label")) == ("--docker-socket", "--sandbox-label")
+
+
+@pytest.mark.parametrize("command", COMMANDS[2:])
+def test_a_wrong_configuration_is_one_line_and_exit_2(run: Any, command: str) -> None:
+    result = run(command, "--sandbox-pids-limit", "0")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("openshell-driver-docker: sandbox_pids_limit")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_unknown_variables_are_refused_with_a_suggestion(run: Any) -> None:
+    result = run("exits", OPENSHELL_DOCKER_DRIVER_SANDBOX_LABLE="x")
+    assert result.exit_code == 2
+    assert "did you mean OPENSHELL_DOCKER_DRIVER_SANDBOX_LABEL?" in result.stderr
+
+
+def test_serve_needs_a_socket(run: Any) -> None:
+    result = run("serve")
+    assert (result.exit_code, "bind_socket must be set" in result.stderr) == (2, True)
+
+
+def test_exits_are_shown_with_their_tails_and_without_terminal_controls(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "default"
+    RecordStore(folder).open()
+    for number in range(25):
+        ExitJournal(folder).append(exit_entry(f"sb-{number % 2}"))
+    result = run("exits")
+    assert result.exit_code == 0
+    assert result.stdout.count("exited with code 6") == 20
+    assert "  | last \N{REPLACEMENT CHARACTER}[31mred" in result.stdout
+    assert "\x1b" not in result.stdout
+    shown = json.loads(run("exits", "sb-0", "-o", "json").stdout)["exits"]
+    assert [entry["sandbox_id"] for entry in shown] == ["sb-0"] * 13
+    assert shown[0]["tail"] == "first\nlast \x1b[31mred\n"
+    assert json.loads(run("exits", "none", "-o", "json").stdout)["exits"] == []
+
+
+def test_sandboxes_are_shown_without_a_driver_and_without_an_engine(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "default"
+    store = RecordStore(folder)
+    store.open()
+    store.save(
+        SandboxRecord(
+            sandbox_id="sb-1",
+            name="steady",
+            workspace="default",
+            phase=RecordPhase.STOPPED,
+            changed_at=AT,
+            workload_id="abc",
+        )
+    )
+    result = run("sandboxes")
+    assert result.exit_code == 0
+    assert "default/steady" in result.stdout
+    assert "the engine was not asked" in result.stderr
+    document = json.loads(run("sandboxes", "-o", "json").stdout)
+    assert document["driver_runs"] is False
+    (shown,) = document["sandboxes"]
+    assert (shown["phase"], shown["reason"]) == ("stopped", "ContainerStopped")
+    assert shown["workload"] == {"id": "abc", "state": "unknown"}
+    assert shown["supervisor"]["state"] == "-"
+
+
+@pytest.mark.parametrize("arguments", [("sandboxes",), ("exits",), ("check",), ("gc", "--dry-run")])
+def test_looking_makes_nothing(run: Any, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    run(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_gc_without_an_engine_fails_and_says_where_it_looked(run: Any, tmp_path: Path) -> None:
+    result = run("gc")
+    assert result.exit_code == 1
+    assert "none.sock" in result.stderr
+
+
+def test_check_fails_with_rows_also_where_the_configuration_is_wrong(run: Any) -> None:
+    result = run("check", "-o", "json")
+    assert result.exit_code == 1
+    document = json.loads(result.stdout)
+    assert document["ok"] is False
+    faults = [finding["check"] for finding in document["findings"] if finding["level"] == "fault"]
+    assert faults[0] == "bind_socket"
+    assert "engine" in faults
+    wrong = run("check", "--grpc-endpoint", "nonsense")
+    assert wrong.exit_code == 1
+    assert "grpc_endpoint" in wrong.stdout
