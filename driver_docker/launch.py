@@ -21,6 +21,7 @@ from driver_docker.health import wait_until_healthy
 from driver_docker.identity import Accounts, resolve, select
 from driver_docker.images import Images
 from driver_docker.labels import Role, container_labels, is_owned
+from driver_docker.mounts import selinux_hint
 from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
 from driver_docker.postmortem import Exit, examine
 from driver_docker.registry_credentials import RegistryLogins
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from openshell.isolation.tls import SessionTls
 
 _LATE_WORDS_SECONDS = 1.0
+_SELINUX_LABEL_MISSING = "SelinuxLabelMissing"
 
 
 class ExitBeforeReadyError(ProvisioningError):
@@ -116,6 +118,10 @@ class Launcher:
                 resources=await self.resources.claim(request),
             )
             facts = await self._create(sandbox, plan)
+            if hint := selinux_hint(request.mounts, selinux=self._engine.info.selinux):
+                self._services.publish(
+                    events.warning(sandbox.sandbox_id, now(), reason=_SELINUX_LABEL_MISSING, message=hint)
+                )
             built = self._documents(request, launch, plan, tls, facts, await self.delegation())
             await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))

@@ -253,6 +253,22 @@ def bind_option(mount: BindRequest) -> str:
     return ":".join([mount.source, mount.target, *([",".join(options)] if options else [])])
 
 
+def selinux_hint(mounts: Iterable[MountRequest], *, selinux: bool) -> str | None:
+    """What to tell the user of bind mounts that a host with SELinux will probably keep the agent from.
+
+    Args:
+        mounts: What is mounted.
+        selinux: Whether the engine confines containers with SELinux.
+    """
+    targets = [mount.target for mount in mounts if isinstance(mount, BindRequest) and mount.selinux is None]
+    if not selinux or not targets:
+        return None
+    return (
+        f"bind mounts without selinux_label on an engine that enforces SELinux: {', '.join(targets)}; "
+        "if the agent gets 'Permission denied' there (exit code 126), set selinux_label to shared or private"
+    )
+
+
 def engine_volumes(mounts: Iterable[MountRequest]) -> tuple[VolumeMount, ...]:
     """Volume mounts; an empty volume is filled from the image, as the engine does by default."""
     return tuple(

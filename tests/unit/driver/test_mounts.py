@@ -26,6 +26,7 @@ from driver_docker.mounts import (
     engine_binds,
     engine_tmpfs,
     engine_volumes,
+    selinux_hint,
 )
 from driver_docker.workspace import overlaps
 from openshell.status import StatusCode
@@ -293,6 +294,18 @@ def test_field_report_51_bind_mounts_carry_their_selinux_label(
     read_only: bool, selinux: SelinuxLabel | None, expected: str
 ) -> None:
     assert bind_option(BindRequest(source="/s", target="/a", read_only=read_only, selinux=selinux)) == expected
+
+
+def test_field_report_51_a_missing_label_is_hinted_at_only_where_selinux_is() -> None:
+    labelled = BindRequest(source="/s", target="/labelled", selinux=SelinuxLabel.SHARED)
+    mounts: tuple[MountRequest, ...] = (labelled, BindRequest(source="/s", target="/bare"), TmpfsRequest(target="/t"))
+    hint = selinux_hint(mounts, selinux=True)
+    assert hint is not None
+    assert "/bare;" in hint
+    assert "selinux_label" in hint
+    assert "/labelled" not in hint
+    assert selinux_hint(mounts, selinux=False) is None
+    assert selinux_hint([labelled], selinux=True) is None
 
 
 def test_each_kind_goes_to_the_engine_in_its_own_form() -> None:

@@ -12,7 +12,8 @@ from driver_docker.config import load_config
 from driver_docker.engine import ContainerSpec, ImageFacts
 from driver_docker.engine_wire import container_body
 from driver_docker.labels import Owner
-from driver_docker.plan import LaunchPlan, plan_launch
+from driver_docker.mounts import MountError
+from driver_docker.plan import ClaimedResources, LaunchPlan, plan_launch
 from driver_docker.requests import decode_sandbox
 from openshell.isolation.documents import IdentitySource, WorkloadIdentity
 
@@ -25,8 +26,10 @@ IDENTITY = WorkloadIdentity(
 IMAGE = ImageFacts(image_id="sha256:w", working_dir="/app", volumes=("/data",))
 
 
-def plan(message: pb.DriverSandbox | None = None, **config: Any) -> LaunchPlan:
-    request = decode_sandbox(message or wanted(), namespace="default", allow_driver_config=False)
+def plan(
+    message: pb.DriverSandbox | None = None, *, resources: ClaimedResources | None = None, **config: Any
+) -> LaunchPlan:
+    request = decode_sandbox(message or wanted(), namespace="default", allow_driver_config=True)
     return plan_launch(
         request,
         config=load_config({"bind_socket": Path("/run/x/d.sock")} | config, environment={}),
@@ -35,6 +38,7 @@ def plan(message: pb.DriverSandbox | None = None, **config: Any) -> LaunchPlan:
         identity=IDENTITY,
         supervisor_image_id="sha256:s",
         runtime_volume="openshell-runtime-1",
+        resources=resources or ClaimedResources(),
     )
 
 
@@ -172,3 +176,67 @@ def test_a_container_that_says_nothing_gets_no_limits_and_no_health_check_of_its
     body = container_body(ContainerSpec(name="x", image="sha256:1"))
     assert body["Healthcheck"] == {"Test": ["NONE"]}
     assert set(body["HostConfig"]) == {"NetworkMode", "LogConfig", "RestartPolicy", "Mounts"}
+
+
+def test_mounts_devices_and_admissions_of_the_caller_join_the_drivers_own() -> None:
+    message = wanted()
+    message.spec.template.driver_config.update(
+        {
+            "mounts": [
+                {"type": "bind", "source": "/srv/in", "target": "/in", "selinux_label": "private"},
+                {"type": "volume", "source": "cache", "target": "/app/cache", "read_only": False},
+                {"type": "tmpfs", "target": "/scratch", "size_bytes": 4096},
+            ],
+            "cdi_devices": ["nvidia.com/gpu=1"],
+        }
+    )
+    message.spec.resource_requirements.gpu.SetInParent()
+    claimed = ClaimedResources(cdi_devices=("nvidia.com/gpu=1",), volume_identities_json='{"cache":{}}')
+    body = container_body(plan(message, resources=claimed).workload)
+    host = body["HostConfig"]
+    assert host["Binds"] == ["/srv/in:/in:ro,Z"]
+    assert host["DeviceRequests"] == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=1"]}]
+    assert host["Mounts"][2:] == [
+        {
+            "Type": "volume",
+            "Source": "cache",
+            "Target": "/app/cache",
+            "ReadOnly": False,
+            "VolumeOptions": {"NoCopy": False},
+        }
+    ]
+    assert list(host["Tmpfs"]) == ["/run/openshell-supervisor-ca/material", "/scratch"]
+    assert host["Tmpfs"]["/scratch"] == "size=4096"
+    assert body["Labels"]["openshell.ai/caller-driver-config-used"] == "true"
+    assert body["Labels"]["openshell.ai/resource-admission-identities"] == '{"cache":{}}'
+
+
+def test_a_mount_over_the_images_workspace_is_no_plan() -> None:
+    message = wanted()
+    message.spec.template.driver_config.update({"mounts": [{"type": "tmpfs", "target": "/app"}]})
+    with pytest.raises(MountError, match="covers the workspace /app"):
+        plan(message)
+
+
+def test_the_operators_network_reaches_the_supervisor_alone() -> None:
+    made = plan(
+        https_proxy="https://proxy:1",
+        proxy_auth_file="/etc/acme/auth",
+        provider_spiffe_workload_api_socket="/run/spire/agent.sock",
+        grpc_endpoint="https://127.0.0.1:1",
+        guest_tls_ca="/etc/acme/ca.pem",
+    )
+    body = container_body(made.supervisor)
+    assert body["Cmd"][7:] == [
+        "--upstream-proxy",
+        "https://proxy:1",
+        "--upstream-proxy-auth-file",
+        "/.openshell/supervisor/upstream-proxy-auth",
+    ]
+    assert "OPENSHELL_PROVIDER_SPIFFE_WORKLOAD_API_SOCKET=/run/spire/agent.sock" in body["Env"]
+    assert "OPENSHELL_TLS_CA=/.openshell/supervisor/tls/ca.pem" in body["Env"]
+    assert body["HostConfig"]["Binds"] == ["/run/spire:/run/spire:ro"]
+    workload = container_body(made.workload)
+    assert "Binds" not in workload["HostConfig"]
+    assert "spire" not in str(workload)
+    assert "proxy" not in str(workload)

@@ -38,7 +38,7 @@ FACTS = ContainerFacts(
 )
 
 
-def build() -> tuple[LaunchDocuments, bytes]:
+def build(*, gpus: bool = False) -> tuple[LaunchDocuments, bytes]:
     launch = launch_authentication(generation="gen-7")
     documents = build_documents(
         sandbox_id="sb-1",
@@ -48,6 +48,7 @@ def build() -> tuple[LaunchDocuments, bytes]:
         workload=FACTS,
         child_environment={"A": "1"},
         host_gateway_ip="127.0.0.1",
+        gpus_attached=gpus,
     )
     return documents, launch.supervisor_json
 
@@ -66,6 +67,19 @@ def test_both_sides_carry_the_same_facts_and_only_the_supervisor_the_tokens() ->
     assert SECRET not in (documents.bootstrap + documents.descriptor).decode()
     assert b"PRIVATE KEY" not in documents.descriptor
     assert "PRIVATE KEY" not in repr(documents)
+
+
+def test_attached_gpus_are_claimed_on_both_sides() -> None:
+    documents, _ = build(gpus=True)
+    for claims in (
+        BoundaryBootstrap.from_json(documents.bootstrap).resource_claims,
+        RuntimeDescriptor.from_json(documents.descriptor).resource_claims,
+    ):
+        assert claims == {
+            "docker.container_id": "c1",
+            "docker.image_identity": "sha256:w",
+            "openshell.gpu": "true",
+        }
 
 
 def test_the_fence_is_bound_to_the_inspected_container() -> None:
@@ -110,6 +124,15 @@ def test_the_supervisors_files_cannot_be_changed_by_it() -> None:
         "runtime-descriptor.json",
         "auth.json",
     }
+
+
+def test_the_proxys_secret_and_certificates_are_staged_beside_them() -> None:
+    documents, _ = build()
+    entries = supervisor_entries(documents, gateway_ca=None, proxy_auth=b"user:s3cr3t", proxy_ca_bundle=b"PEM")
+    found = _members(build_tar(entries))
+    assert found["upstream-proxy-auth"] == (0, 65534, 0o440, False)
+    assert found["upstream-proxy-ca-bundle.pem"] == (0, 65534, 0o444, False)
+    assert "s3cr3t" not in repr(entries)
 
 
 def test_a_single_file_comes_back_and_a_link_does_not() -> None:

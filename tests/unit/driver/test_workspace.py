@@ -16,6 +16,7 @@ from driver_docker.workspace import WorkspaceError, workspace_root
         ("/app", (), "/app"),
         ("/home/agent/work", ("/home/agent/work/cache", "/data"), "/home/agent/work"),
         ("/procurement", (), "/procurement"),
+        ("/app", ("/run", "/etc/openshellx", "/.openshellx"), "/app"),
     ],
 )
 def test_the_images_working_directory_is_the_workspace(
@@ -44,6 +45,11 @@ def test_the_images_working_directory_is_the_workspace(
         ("/app/x", ("/app",)),
         ("", ("/sandbox/",)),
         ("/app\n", ()),
+        ("/app", ("/",)),
+        ("/app", ("/.openshell/channel",)),
+        ("/app", ("/.openshell/runtime/x",)),
+        ("/app", ("/run/openshell-supervisor-ca",)),
+        ("/app", ("/etc/openshell/",)),
     ],
 )
 def test_a_directory_that_cannot_be_the_workspace_is_refused(working_dir: str, volumes: tuple[str, ...]) -> None:
