@@ -7,6 +7,7 @@ host's network. A vsock port belongs to a virtual machine; it may be registered,
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import PlainValidator
 
+from driver_docker.bind_socket import MAX_PATH_BYTES
 from driver_docker.errors import PreconditionError
 from driver_docker.upstream_proxy import SUPERVISOR_DIR
 from openshell.isolation.documents import (
@@ -67,9 +69,7 @@ class RegisteredBackend:
         """The file of registered backends for the supervisor: this one alone, as its container reaches it."""
         endpoint: Transport = self.registration.endpoint
         if isinstance(endpoint, UnixTransport):
-            endpoint = UnixTransport(
-                socket_path=posixpath.join(BACKEND_SOCKET_DIR, posixpath.basename(endpoint.socket_path))
-            )
+            endpoint = UnixTransport(socket_path=_place(endpoint))
         return IsolationBackends(backends=(BackendRegistration(name=self.name, endpoint=endpoint),))
 
 
@@ -150,7 +150,15 @@ def check_selectable(backends: Registrations, name: str) -> None:
             f"isolation backend {name} needs {' and '.join(missing)}: the supervisor must know whose certificate "
             "to trust"
         )
-    if isinstance(endpoint, UnixTransport) and (":" in endpoint.socket_path or backend.socket_folder in {None, "/"}):
+    if not isinstance(endpoint, UnixTransport):
+        return
+    length = len(os.fsencode(_place(endpoint)))
+    if length > MAX_PATH_BYTES:
+        raise ValueError(
+            f"isolation backend {name} cannot be placed: its socket would have a path of {length} bytes in the "
+            f"supervisor, and {MAX_PATH_BYTES} is the most; give it a shorter name"
+        )
+    if ":" in endpoint.socket_path or backend.socket_folder in {None, "/"}:
         raise ValueError(
             f"isolation backend {name} cannot be placed: its socket must lie in a folder of its own, and its path must "
             "hold no ':'"
@@ -185,6 +193,11 @@ def check_pin(record: SandboxRecord, selected: str) -> None:
             "selection or create a new sandbox",
             reason="IsolationBackendMismatch",
         )
+
+
+def _place(endpoint: UnixTransport) -> str:
+    """The path of a socket in the supervisor's container."""
+    return posixpath.join(BACKEND_SOCKET_DIR, posixpath.basename(endpoint.socket_path))
 
 
 def _entries(value: object) -> list[tuple[str, dict[str, Any]]]:

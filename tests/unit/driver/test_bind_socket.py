@@ -26,7 +26,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.parametrize("unit", ["x", "ä"])
 @pytest.mark.parametrize(("length", "fits"), [(107, True), (108, False)])
-def test_the_paths_length_is_counted_in_bytes(unit: str, length: int, *, fits: bool) -> None:
+def test_field_report_55_the_paths_length_is_counted_in_bytes(unit: str, length: int, *, fits: bool) -> None:
     size = len(unit.encode())
     rest = length - len("/run/")
     path = Path("/run/" + unit * (rest // size) + "x" * (rest % size))
