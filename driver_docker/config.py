@@ -249,8 +249,6 @@ class DriverConfig(_Table):
                 proxy_ca_bundle=self.proxy_ca_bundle,
             )
         )
-        if self.staging is Staging.UPSTREAM:
-            raise ValueError("staging = 'upstream' is not offered yet; use 'lean'")
         secure = urlsplit(self.grpc_endpoint).scheme == "https"
         if secure and self.guest_tls_ca is None:
             raise ValueError("guest_tls_ca is needed for an https grpc_endpoint")

@@ -5,10 +5,11 @@ The tables of compute-driver contract 5.5 (workload) and 5.7 (supervisor), writt
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import isolation_backends, labels, mounts, names, upstream_proxy
+from driver_docker.config import Staging
 from driver_docker.engine import ContainerSpec, TmpfsMount, VolumeMount, VolumeSpec
 from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
@@ -192,8 +193,9 @@ def plan_supervisor(
 ) -> ContainerSpec:
     """The supervisor's container; a new one is made for each start (compute-driver contract 5.7).
 
-    Its files volume is mounted writable, because the engine takes no archive into a read-only one; the files in it
-    belong to root, so the supervisor cannot change them.
+    Its files volume is mounted writable for lean staging, because the engine takes no archive into a read-only one; the
+    files in it belong to root, so the supervisor cannot change them. Upstream's staging goes through another container
+    (`plan_staging`), so there the volume is read-only.
     """
     memory = "noexec,nosuid"
     private = f"rw,{memory},size=64m,uid={SUPERVISOR_UID},gid={SUPERVISOR_GID},mode=0700"
@@ -240,7 +242,7 @@ def plan_supervisor(
         extra_hosts=tuple(f"{host}:{address}" for host in hosts),
         volumes=(
             VolumeMount(volume=channel_volume, target=CHANNEL_DIR, read_only=True),
-            VolumeMount(volume=supervisor_volume, target=SUPERVISOR_DIR),
+            VolumeMount(volume=supervisor_volume, target=SUPERVISOR_DIR, read_only=config.staging is Staging.UPSTREAM),
         ),
         binds=upstream_proxy.spiffe_binds(config) + isolation_backends.supervisor_binds(config.delegated_backend),
         cap_drop=("ALL",),
@@ -251,6 +253,27 @@ def plan_supervisor(
             TmpfsMount(target="/tmp", options=f"rw,{memory},size=64m,mode=1777"),  # noqa: S108 - inside the container
             TmpfsMount(target="/var/log", options=private),
         ),
+    )
+
+
+def plan_staging(supervisor: ContainerSpec) -> ContainerSpec:
+    """The container that is never started and through which a supervisor's files reach their read-only volume.
+
+    Args:
+        supervisor: The container that is to read them.
+    """
+    return ContainerSpec(
+        name=f"{supervisor.name}-stage",
+        image=supervisor.image,
+        user=supervisor.user,
+        entrypoint=supervisor.entrypoint,
+        labels={**supervisor.labels, labels.ISOLATION_ROLE: labels.Role.STAGING.value},
+        network_mode=NETWORK_NONE,
+        volumes=tuple(
+            replace(mount, read_only=False) for mount in supervisor.volumes if mount.target == SUPERVISOR_DIR
+        ),
+        cap_drop=("ALL",),
+        security_options=("no-new-privileges:true",),
     )
 
 

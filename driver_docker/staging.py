@@ -12,6 +12,7 @@ import tarfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from driver_docker.config import Staging
 from driver_docker.isolation_backends import BOUNDARY_LAUNCH_PATH, ISOLATION_BACKENDS_PATH
 from driver_docker.plan import (
     AUTH_BUNDLE_PATH,
@@ -23,6 +24,7 @@ from driver_docker.plan import (
     SERVER_KEY_PATH,
     SUPERVISOR_DIR,
     SUPERVISOR_GID,
+    SUPERVISOR_UID,
 )
 from driver_docker.upstream_proxy import PROXY_AUTH_PATH, PROXY_CA_BUNDLE_PATH
 from driver_docker.workspace import CHANNEL_DIR, DEFAULT_WORKSPACE
@@ -80,11 +82,27 @@ def supervisor_entries(
     gateway_ca: bytes | None,
     proxy_auth: bytes | None = None,
     proxy_ca_bundle: bytes | None = None,
+    layout: Staging = Staging.LEAN,
 ) -> tuple[StagedEntry, ...]:
-    """The supervisor's files, relative to its files volume: readable for its group, writable for nobody but root."""
+    """The supervisor's files, relative to its files volume.
 
-    def readable(path: str, content: bytes, mode: int = 0o440) -> StagedEntry:
-        return StagedEntry(path=path.removeprefix(f"{SUPERVISOR_DIR}/"), mode=mode, gid=SUPERVISOR_GID, content=content)
+    Lean: readable for the supervisor's group, writable for nobody but root. Upstream: the supervisor's own, in a volume
+    that it cannot write to (compute-driver contract 5.7).
+    """
+    owner = SUPERVISOR_UID if layout is Staging.UPSTREAM else 0
+
+    def entry(path: str, content: bytes | None, modes: tuple[int, int]) -> StagedEntry:
+        lean, upstream = modes
+        return StagedEntry(
+            path=path.removeprefix(f"{SUPERVISOR_DIR}/"),
+            mode=upstream if layout is Staging.UPSTREAM else lean,
+            uid=owner,
+            gid=SUPERVISOR_GID,
+            content=content,
+        )
+
+    def readable(path: str, content: bytes) -> StagedEntry:
+        return entry(path, content, (0o440, 0o600))
 
     entries = [
         readable(DESCRIPTOR_PATH, documents.descriptor),
@@ -95,12 +113,12 @@ def supervisor_entries(
     if documents.isolation_backends is not None:
         entries.append(readable(ISOLATION_BACKENDS_PATH, documents.isolation_backends))
     if gateway_ca is not None:
-        entries.append(StagedEntry(path="tls", mode=0o550, gid=SUPERVISOR_GID))
+        entries.append(entry("tls", None, (0o550, 0o700)))
         entries.append(readable(GATEWAY_CA_PATH, gateway_ca))
     if proxy_auth is not None:
         entries.append(readable(PROXY_AUTH_PATH, proxy_auth))
     if proxy_ca_bundle is not None:
-        entries.append(readable(PROXY_CA_BUNDLE_PATH, proxy_ca_bundle, mode=0o444))
+        entries.append(entry(PROXY_CA_BUNDLE_PATH, proxy_ca_bundle, (0o444, 0o644)))
     return tuple(entries)
 
 

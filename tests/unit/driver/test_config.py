@@ -58,7 +58,7 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
         ({"grpc_endpoint": "https://127.0.0.1:1"}, "guest_tls_ca is needed"),
         ({"guest_tls_ca": "/ca.pem"}, "guest_tls_ca is refused"),
         ({"guest_tls_key": "/key.pem"}, "guest_tls_key is not supported"),
-        ({"staging": "upstream"}, "staging"),
+        ({"staging": "downstream"}, "staging"),
         ({"app_armor_profile": "nonsense"}, "app_armor_profile"),
         ({"resource_admission": {"required_labels": {"openshell.ai/managed-by": "x"}}}, "reserved"),
         ({"resource_admission": {"required_labels": {"a": "${workspace}"}}}, "fixed value"),

@@ -13,7 +13,8 @@ from driver_docker.engine import ContainerSpec, ImageFacts
 from driver_docker.engine_wire import container_body
 from driver_docker.labels import Owner
 from driver_docker.mounts import MountError
-from driver_docker.plan import ClaimedResources, LaunchPlan, plan_launch
+from driver_docker.names import staging_container_name
+from driver_docker.plan import ClaimedResources, LaunchPlan, plan_launch, plan_staging
 from driver_docker.requests import decode_sandbox
 from openshell.isolation.documents import IdentitySource, WorkloadIdentity
 
@@ -240,3 +241,17 @@ def test_the_operators_network_reaches_the_supervisor_alone() -> None:
     assert "Binds" not in workload["HostConfig"]
     assert "spire" not in str(workload)
     assert "proxy" not in str(workload)
+
+
+def test_upstreams_staging_goes_through_a_container_that_never_starts() -> None:
+    supervisor = plan(staging="upstream", https_proxy="https://proxy:1").supervisor
+    mounts = {mount.target: mount.read_only for mount in supervisor.volumes}
+    assert mounts == {"/.openshell/channel": True, "/.openshell/supervisor": True}
+    body = container_body(plan_staging(supervisor))
+    labels = body.pop("Labels")
+    assert labels == {**supervisor.labels, "openshell.ai/isolation-role": "staging"}
+    (mount,) = body["HostConfig"].pop("Mounts")
+    assert (mount["Target"], mount["ReadOnly"]) == ("/.openshell/supervisor", False)
+    assert (body["User"], body["Image"], body["Cmd"], body["Env"]) == ("65534:65534", "sha256:s", None, [])
+    assert body["HostConfig"]["NetworkMode"] == "none"
+    assert plan_staging(supervisor).name == staging_container_name(plan().workload.name)

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 
 from scripted.compute_gateway import SECRET, launch_authentication
 
+from driver_docker.config import Staging
 from driver_docker.documents import LaunchDocuments, build_documents, fence_evidence
 from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.staging import build_tar, read_single_file, supervisor_entries, workload_entries
@@ -123,6 +124,21 @@ def test_the_supervisors_files_cannot_be_changed_by_it() -> None:
     assert set(_members(build_tar(supervisor_entries(documents, gateway_ca=None)))) == {
         "runtime-descriptor.json",
         "auth.json",
+    }
+
+
+def test_upstreams_staging_gives_the_files_to_the_supervisor() -> None:
+    documents, _ = build()
+    entries = supervisor_entries(
+        documents, gateway_ca=b"CA", proxy_auth=b"x", proxy_ca_bundle=b"PEM", layout=Staging.UPSTREAM
+    )
+    assert _members(build_tar(entries)) == {
+        "runtime-descriptor.json": (65534, 65534, 0o600, False),
+        "auth.json": (65534, 65534, 0o600, False),
+        "tls": (65534, 65534, 0o700, True),
+        "tls/ca.pem": (65534, 65534, 0o600, False),
+        "upstream-proxy-auth": (65534, 65534, 0o600, False),
+        "upstream-proxy-ca-bundle.pem": (65534, 65534, 0o644, False),
     }
 
 
