@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from openshell.isolation.documents import UnixTransport
 from openshell.isolation.errors import TransportLostError
@@ -28,9 +28,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+RECOVERY_SECONDS: Final = 30.0
+"""How long a lost connection is tried to be replaced: as long as a boundary waits for it (isolation contract 3.6)."""
+
 
 class Boundary(Protocol):
-    """An opened boundary. Every method raises an ``openshell.isolation.errors.IsolationError``."""
+    """An opened boundary. Every method raises an ``openshell.isolation.errors.IsolationError``.
+
+    Once confirmed, a lost connection is replaced behind these methods; only one that cannot be replaced is an error.
+    """
 
     async def discover_policy(self) -> ImagePolicy:
         """Return the policy that the image ships."""
@@ -55,6 +61,9 @@ class Boundary(Protocol):
     async def wait(self, process_id: str) -> ExitStatus:
         """Wait for a process to end."""
 
+    async def renew_token(self, sandbox_token: str) -> None:
+        """Go on with another token."""
+
     async def terminate_boundary(self) -> None:
         """End every process and the boundary."""
 
@@ -74,8 +83,17 @@ class OpenBoundary(Protocol):
         """
 
 
-async def connect_backend(plan: BoundaryPlan, *, sandbox_token: str, instance_id: str) -> Boundary:
-    """Open the boundary over the Sandbox Protocol (see `OpenBoundary`)."""
+async def connect_backend(
+    plan: BoundaryPlan, *, sandbox_token: str, instance_id: str, recovery_seconds: float = RECOVERY_SECONDS
+) -> Boundary:
+    """Open the boundary over the Sandbox Protocol (see `OpenBoundary`).
+
+    Args:
+        plan: The boundary.
+        sandbox_token: Bearer for the Sandbox Protocol.
+        instance_id: UUID of this supervisor start.
+        recovery_seconds: How long a lost connection is tried to be replaced.
+    """
     from openshell.isolation.client import BackendClient
 
     return await BackendClient.connect(
@@ -84,6 +102,7 @@ async def connect_backend(plan: BoundaryPlan, *, sandbox_token: str, instance_id
         sandbox_token=sandbox_token,
         supervisor_instance_id=instance_id,
         backend_name=plan.backend_name,
+        recovery_seconds=recovery_seconds,
     )
 
 

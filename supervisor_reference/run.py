@@ -20,7 +20,7 @@ from supervisor_reference.failures import failing_as, of_boundary
 from supervisor_reference.main_process import agent_spec, report_exit
 from supervisor_reference.policy import parse_image_policy, unmediated_rules
 from supervisor_reference.refusal import refusal_line, report_attach_refusal
-from supervisor_reference.renewal import keep_renewing
+from supervisor_reference.renewal import earliest_expiry, keep_renewing
 from supervisor_reference.session import SupervisorSession
 
 if TYPE_CHECKING:
@@ -193,12 +193,14 @@ class Supervisor:
         """Keep the session until the main process ends or the gateway asks for the stop."""
         waiting = asyncio.create_task(self._wait(boundary, process_id), name="main process")
         session = asyncio.create_task(self._session.run(), name="session")
+        auth = self._inputs.auth
+        expires_at = earliest_expiry(auth.gateway_expires_at, auth.sandbox_expires_at)
         tasks = {
             waiting,
             session,
             asyncio.create_task(self._report_loaded(admitted), name="policy status"),
             asyncio.create_task(
-                keep_renewing(self._gateway, expires_at=self._inputs.auth.gateway_expires_at, timing=self._timing),
+                keep_renewing(self._gateway, boundary, expires_at=expires_at, timing=self._timing),
                 name="token renewal",
             ),
         }

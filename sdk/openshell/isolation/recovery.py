@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from openshell.isolation.boundary_connection import BoundaryConnection, BoundaryTarget
 from openshell.isolation.envelope import RequestEnvelope
 from openshell.isolation.errors import BackendError, DescriptorError, TransportLostError, UnavailableError
 from openshell.isolation.operations import Attached, Confirmed, Result
 from openshell.isolation.tokens import read_auth_epoch
+
+logger = logging.getLogger(__name__)
 
 ATTACH_SECONDS = 300.0
 REQUEST_SECONDS = 30.0
@@ -108,6 +111,7 @@ class ConnectionKeeper:
                     raise error
                 await asyncio.sleep(RETRY_PAUSE_SECONDS)
                 return
+            logger.warning("the connection to the boundary was lost: %s; replacing it", error.message)
             await lost.close()
             while True:
                 try:
@@ -118,6 +122,7 @@ class ConnectionKeeper:
                         raise TransportLostError(text) from failure
                     await asyncio.sleep(RETRY_PAUSE_SECONDS)
                 else:
+                    logger.info("connected to the boundary again")
                     return
 
     async def _answers(self, connection: BoundaryConnection) -> bool:

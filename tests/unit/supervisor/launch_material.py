@@ -48,6 +48,11 @@ class LaunchMaterial:
     bootstrap: BoundaryBootstrap
     auth: AuthBundle
     tls: SessionTls = field(repr=False)
+    private_key_pem: str = field(repr=False)
+
+    def sandbox_token(self, *, auth_epoch: int = 1) -> str:
+        """A fresh token for the boundary."""
+        return _sandbox_token(self.private_key_pem, auth_epoch=auth_epoch)
 
     def inputs(
         self,
@@ -116,19 +121,6 @@ def make_launch(socket_path: str) -> LaunchMaterial:
     fence = OuterFence.attest(generation=GENERATION, evidence=b"{}")
     claims = {"docker.container_id": "c1", "docker.image_identity": "sha256:00"}
     now = int(time.time())
-    token = mint_sandbox_token(
-        TokenClaims(
-            gateway_id=GATEWAY_ID,
-            sandbox_id=SANDBOX_ID,
-            runtime_generation=GENERATION,
-            auth_epoch=1,
-            token_id=str(uuid.uuid4()),
-            issued_at=now,
-            expires_at=now + 3600,
-        ),
-        key_id=KEY_ID,
-        private_key_pem=private_pem.decode(),
-    )
     descriptor = RuntimeDescriptor(
         boundary_id=SANDBOX_ID,
         generation=GENERATION,
@@ -162,7 +154,28 @@ def make_launch(socket_path: str) -> LaunchMaterial:
         auth_epoch=1,
         gateway_token=TOKEN,
         gateway_expires_at=now + 3600,
-        sandbox_token=token,
+        sandbox_token=_sandbox_token(private_pem.decode(), auth_epoch=1),
         sandbox_expires_at=now + 3600,
     )
-    return LaunchMaterial(session_id=session_id, descriptor=descriptor, bootstrap=bootstrap, auth=auth, tls=tls)
+    return LaunchMaterial(
+        session_id=session_id,
+        descriptor=descriptor,
+        bootstrap=bootstrap,
+        auth=auth,
+        tls=tls,
+        private_key_pem=private_pem.decode(),
+    )
+
+
+def _sandbox_token(private_key_pem: str, *, auth_epoch: int) -> str:
+    now = int(time.time())
+    claims = TokenClaims(
+        gateway_id=GATEWAY_ID,
+        sandbox_id=SANDBOX_ID,
+        runtime_generation=GENERATION,
+        auth_epoch=auth_epoch,
+        token_id=str(uuid.uuid4()),
+        issued_at=now,
+        expires_at=now + 3600,
+    )
+    return mint_sandbox_token(claims, key_id=KEY_ID, private_key_pem=private_key_pem)

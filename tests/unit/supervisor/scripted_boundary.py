@@ -38,7 +38,8 @@ class ScriptedBoundary:
         self.environment: Mapping[str, str] = {}
         self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
         self.hangs_on_terminate = False
-        self.unreachable_times = 0
+        self.tokens: list[str] = []
+        self.renewal_errors: list[IsolationError] = []
         self._plan: BoundaryPlan | None = None
 
     async def open(self, plan: BoundaryPlan, *, sandbox_token: str, instance_id: str) -> ScriptedBoundary:
@@ -93,6 +94,11 @@ class ScriptedBoundary:
         self._take("wait")
         assert process_id == PROCESS_ID
         return await asyncio.shield(self.ended)
+
+    async def renew_token(self, sandbox_token: str) -> None:
+        self.tokens.append(sandbox_token)
+        if self.renewal_errors:
+            raise self.renewal_errors.pop(0)
 
     async def terminate_boundary(self) -> None:
         self._take("terminate_boundary")

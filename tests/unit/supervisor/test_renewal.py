@@ -1,4 +1,4 @@
-"""Renewal of the gateway token."""
+"""Renewal of the tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from unit.supervisor.scripted_boundary import ScriptedBoundary
 
+from openshell.isolation.errors import TransportLostError
 from openshell.wire.v1 import openshell_pb2
-from supervisor_reference.renewal import keep_renewing, seconds_until_renewal
+from supervisor_reference.renewal import earliest_expiry, keep_renewing, seconds_until_renewal
 from supervisor_reference.timing import Timing
 
 if TYPE_CHECKING:
@@ -33,19 +35,24 @@ def impatient(timing: Timing) -> Timing:
     return replace(timing, shortest_token_use_seconds=0.01, renewal_retry_seconds=0.01)
 
 
-def tokens(number: int, *, expires: bool) -> openshell_pb2.RefreshSandboxTokenResponse:
-    answer = openshell_pb2.RefreshSandboxTokenResponse(token=f"gateway-token-{number}")
+@pytest.fixture
+async def boundary() -> ScriptedBoundary:
+    return ScriptedBoundary()
+
+
+def tokens(number: int, *, expires: bool, sandbox_token: str = "") -> openshell_pb2.RefreshSandboxTokenResponse:
+    answer = openshell_pb2.RefreshSandboxTokenResponse(token=f"gateway-token-{number}", sandbox_token=sandbox_token)
     if expires:
         answer.expiration_time.FromDatetime(datetime.fromtimestamp(time.time(), UTC))
     return answer
 
 
 async def test_each_renewed_token_is_used_from_then_on(
-    fake: FakeGateway, gateway: GrpcGateway, impatient: Timing
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
 ) -> None:
     fake.refreshed = [tokens(1, expires=True), tokens(2, expires=False)]
     fake.failures["RefreshSandboxToken"] = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")]
-    await keep_renewing(gateway, expires_at=int(time.time()), timing=impatient)
+    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
     await gateway.fetch_configuration()
     assert [fake.authorization_of(name) for name in ("RefreshSandboxToken", "GetSandboxConfig")] == [
         ["Bearer gateway-token-0", "Bearer gateway-token-0", "Bearer gateway-token-1"],
@@ -54,14 +61,44 @@ async def test_each_renewed_token_is_used_from_then_on(
 
 
 async def test_a_gateway_without_renewal_is_asked_once(
-    fake: FakeGateway, gateway: GrpcGateway, impatient: Timing
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
 ) -> None:
-    await keep_renewing(gateway, expires_at=int(time.time()), timing=impatient)
+    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
     assert len(fake.of("RefreshSandboxToken")) == 1
 
 
 async def test_a_token_that_never_expires_is_left_alone(
-    fake: FakeGateway, gateway: GrpcGateway, impatient: Timing
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
 ) -> None:
-    await keep_renewing(gateway, expires_at=0, timing=impatient)
+    await keep_renewing(gateway, boundary, expires_at=0, timing=impatient)
     assert not fake.of("RefreshSandboxToken")
+
+
+async def test_the_boundary_gets_each_sandbox_token_and_a_fresh_one_after_it_failed(
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
+) -> None:
+    fake.refreshed = [
+        tokens(1, expires=True, sandbox_token="sandbox-1"),
+        tokens(2, expires=True, sandbox_token="sandbox-2"),
+        tokens(3, expires=True),
+        tokens(4, expires=False, sandbox_token="sandbox-4"),
+    ]
+    boundary.renewal_errors = [TransportLostError("reset")]
+    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
+    assert boundary.tokens == ["sandbox-1", "sandbox-2", "sandbox-4"]
+
+
+async def test_a_sandbox_token_that_expires_sooner_is_renewed_in_time(
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
+) -> None:
+    sooner = tokens(1, expires=False, sandbox_token="sandbox-1")
+    sooner.sandbox_expiration_time.FromDatetime(datetime.fromtimestamp(time.time(), UTC))
+    sooner.expiration_time.FromDatetime(datetime.fromtimestamp(time.time() + 3600, UTC))
+    fake.refreshed = [sooner, tokens(2, expires=False, sandbox_token="sandbox-2")]
+    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
+    assert boundary.tokens == ["sandbox-1", "sandbox-2"]
+
+
+@pytest.mark.parametrize(("expiries", "first"), [((0, 0), 0), ((7, 0), 7), ((0, 7), 7), ((9, 7), 7), ((), 0)])
+def test_the_first_expiry_counts_and_never_is_none(expiries: tuple[int, ...], first: int) -> None:
+    assert earliest_expiry(*expiries) == first

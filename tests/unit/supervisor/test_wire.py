@@ -6,17 +6,24 @@ import asyncio
 import os
 import signal
 import sys
+import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from unit.supervisor.fake_gateway import settled
-from unit.supervisor.toy_backend import ToyBackend, served
+from unit.supervisor.fake_gateway import INSTANCE_ID, settled
+from unit.supervisor.toy_backend import ToyBackend, cut, served
 
 from openshell.isolation.errors import DeniedError
 from openshell.isolation.operations import ExitStatus, LandlockRequirement
 from openshell.verdicts import LastWords, Stage
 from openshell.wire.v1 import openshell_pb2
+from supervisor_reference.boundary import connect_backend
+from supervisor_reference.exit_codes import ExitCode
 from supervisor_reference.probe import probe
+from supervisor_reference.process import until_end_or_signal
+from supervisor_reference.run import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -24,6 +31,9 @@ if TYPE_CHECKING:
 
     from unit.supervisor.fake_gateway import FakeGateway
     from unit.supervisor.launch_material import LaunchMaterial
+
+    from supervisor_reference.grpc_gateway import GrpcGateway
+    from supervisor_reference.timing import Timing
 
     Spawn = Callable[[], Coroutine[object, object, asyncio.subprocess.Process]]
 
@@ -135,16 +145,74 @@ async def test_a_boundary_that_listens_late_is_waited_for(
         assert await ended(process) == (0, None)
 
 
-async def test_a_boundary_that_goes_away_ends_the_supervisor(
+async def test_a_cut_connection_freezes_the_workload_until_it_is_replaced(
     fake: FakeGateway, backend: ToyBackend, launch: LaunchMaterial, spawn: Spawn, tmp_path: Path
 ) -> None:
-    async with served(backend, launch, tmp_path / "control.sock"):
+    async with served(backend, launch, tmp_path / "control.sock") as server:
         process = await spawn()
         await settled(await asyncio.wait_for(fake.sessions.get(), 30))
-    code, words = await ended(process)
-    assert code == 69
+        await backend.waits.get()
+        cut(server)
+        await asyncio.wait_for(backend.waits.get(), 30)
+        assert not backend.frozen.is_set()
+        assert backend.freezes == 1
+        backend.ended.set_result(ExitStatus.exited(3))
+        assert await ended(process) == (0, None)
+    (report,) = fake.of("ReportMainProcessExit")
+    assert isinstance(report, openshell_pb2.ReportMainProcessExitRequest)
+    assert report.exit_code == 3
+    assert len(fake.of("ConnectSupervisor")) == 1, "the gateway notices nothing"
+
+
+async def test_a_boundary_that_goes_away_for_good_ends_the_supervisor(
+    fake: FakeGateway, gateway: GrpcGateway, backend: ToyBackend, launch: LaunchMaterial, timing: Timing, tmp_path: Path
+) -> None:
+    supervisor = Supervisor(
+        launch.inputs(fake.url),
+        gateway=gateway,
+        open_boundary=partial(connect_backend, recovery_seconds=0.05),
+        instance_id=INSTANCE_ID,
+        timing=timing,
+    )
+    async with served(backend, launch, tmp_path / "control.sock"):
+        outcome = asyncio.create_task(until_end_or_signal(supervisor, timing))
+        await settled(await fake.sessions.get())
+        await backend.waits.get()
+    code, words = await outcome
+    assert code is ExitCode.INFRASTRUCTURE
     assert words is not None
-    assert words.stage is Stage.RUNNING
+    assert (words.stage, words.public) == (
+        Stage.RUNNING,
+        "isolation backend 'openshell-sandbox' was lost: its connection broke",
+    )
+
+
+async def test_renewed_tokens_reach_the_boundary_without_freezing_the_workload(
+    fake: FakeGateway, gateway: GrpcGateway, backend: ToyBackend, launch: LaunchMaterial, timing: Timing, tmp_path: Path
+) -> None:
+    object.__setattr__(launch.auth, "sandbox_expires_at", int(time.time()))
+    fake.refreshed = [
+        openshell_pb2.RefreshSandboxTokenResponse(
+            token="gateway-token-1", sandbox_token=launch.sandbox_token(auth_epoch=2), credential_epoch=2
+        )
+    ]
+    timing = replace(timing, shortest_token_use_seconds=0.01)
+    supervisor = Supervisor(
+        launch.inputs(fake.url),
+        gateway=gateway,
+        open_boundary=connect_backend,
+        instance_id=INSTANCE_ID,
+        timing=timing,
+    )
+    async with served(backend, launch, tmp_path / "control.sock") as server:
+        outcome = asyncio.create_task(until_end_or_signal(supervisor, timing))
+        for _ in range(2):  # on the first connection, and on the one that the newer epoch needs
+            await backend.waits.get()
+        assert server.state.pinned is not None
+        assert server.state.pinned.auth_epoch == 2
+        assert backend.freezes == 0
+        backend.ended.set_result(ExitStatus.exited(0))
+        assert await outcome == (ExitCode.ORDERLY, None)
 
 
 async def test_a_token_of_another_sandbox_is_told_apart_from_a_refusal(

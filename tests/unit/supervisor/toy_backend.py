@@ -47,7 +47,10 @@ class ToyBackend(Backend):
         self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
         self.terminated = asyncio.Event()
         self.frozen = asyncio.Event()
+        self.freezes = 0
         self.refusal: BackendError | None = None
+        self.waits: asyncio.Queue[str] = asyncio.Queue()
+        """One entry for each `wait` that was asked for."""
 
     async def discover_policy(self) -> ImagePolicy:
         return ImagePolicy()
@@ -83,6 +86,7 @@ class ToyBackend(Backend):
         return Started(process_id=PROCESS_ID, provider_env_revision=request.provider_env_revision)
 
     async def wait(self, process_id: str) -> ExitStatus:
+        self.waits.put_nowait(process_id)
         return await asyncio.shield(self.ended)
 
     async def signal(self, process_id: str, signal: Signal) -> None:
@@ -95,6 +99,7 @@ class ToyBackend(Backend):
         self.terminated.set()
 
     async def freeze(self) -> None:
+        self.freezes += 1
         self.frozen.set()
 
     async def resume(self) -> None:
@@ -102,7 +107,7 @@ class ToyBackend(Backend):
 
 
 @contextlib.asynccontextmanager
-async def served(backend: ToyBackend, launch: LaunchMaterial, socket_path: Path) -> AsyncIterator[None]:
+async def served(backend: ToyBackend, launch: LaunchMaterial, socket_path: Path) -> AsyncIterator[BoundaryServer]:
     """Serve a backend at the socket that the launch names."""
     server = BoundaryServer(
         backend,
@@ -120,6 +125,12 @@ async def served(backend: ToyBackend, launch: LaunchMaterial, socket_path: Path)
     )
     await server.start_unix(socket_path)
     try:
-        yield
+        yield server
     finally:
         await server.close()
+
+
+def cut(server: BoundaryServer) -> None:
+    """Lose every physical connection, as a network would."""
+    for connection in server._terminator.connections:
+        connection.close()
