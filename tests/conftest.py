@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import secrets
+import sys
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -24,6 +25,7 @@ ENGINE_FIXTURES = {"docker_host", "docker_client", "workload_image", "runtime_im
 THREAD_END_SECONDS = 5.0
 
 _engine_outcomes = pytest.StashKey[Counter[str]]()
+_poller_kept = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -40,6 +42,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.engine)
             if os.environ.get("OPENSHELL_TEST_NO_ENGINE") == "1":
                 item.add_marker(pytest.mark.skip(reason="engine tests are switched off"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Keep one grpc poller for all tests, as soon as anything has imported grpc.
+
+    grpc ends its poller with its last object and starts another with the next one. Tests have an event loop each, and a
+    poller that ends while their loops change crashes the process now and then.
+    """
+    stash = item.config.stash
+    if "grpc" in sys.modules and not stash.get(_poller_kept, False):
+        from grpc import aio
+
+        aio.init_grpc_aio()
+        stash[_poller_kept] = True
 
 
 class _EngineOutcomes:

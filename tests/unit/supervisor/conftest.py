@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, NoReturn
 
-import grpc
 import pytest
 from unit.supervisor.fake_gateway import INSTANCE_ID, SANDBOX_ID, SANDBOX_NAME, TOKEN, FakeGateway
 from unit.supervisor.launch_material import LaunchMaterial, make_launch
@@ -20,10 +19,6 @@ if TYPE_CHECKING:
 
 
 LONGEST_TEST_SECONDS = 40
-
-# grpc ends its poller with the last object and starts another with the next, which crashes now and then; tests have a
-# loop each, so this keeps one poller for all of them.
-grpc.aio.init_grpc_aio()
 
 
 def _out_of_time(number: int, frame: FrameType | None) -> NoReturn:
