@@ -415,6 +415,13 @@ class Engine(Protocol):
         """Whether a path exists in a container, running or not."""
         ...
 
+    async def link_target(self, container: str, path: str) -> str | None:
+        """Where a symbolic link leads inside a container, fully followed; `None` when the path is no link.
+
+        A path that does not exist raises `EngineAbsentError`.
+        """
+        ...
+
     async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
         """The tar of `path`; one larger than `max_bytes` raises `EngineRefusedError`."""
         ...

@@ -41,6 +41,7 @@ from driver_docker.engine_wire import (
     engine_info,
     image_facts,
     label_filter,
+    link_target,
     refreshed_info,
     strip_frames,
     volume_facts,
@@ -270,6 +271,12 @@ class DockerEngine:
         except EngineAbsentError:
             return False
         return True
+
+    async def link_target(self, container: str, path: str) -> str | None:
+        """Where a symbolic link leads inside a container, fully followed; `None` when the path is no link."""
+        what = f"{path} of container {container[:12]}"
+        answer = await self._ask("HEAD", f"/containers/{container}/archive", params={"path": path}, what=what)
+        return link_target(answer.headers.get("X-Docker-Container-Path-Stat", ""), what)
 
     async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
         """The tar of `path`."""

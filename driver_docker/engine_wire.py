@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -11,6 +13,7 @@ from driver_docker.engine import (
     ContainerRow,
     ContainerSpec,
     ContainerStatus,
+    EngineError,
     EngineEvent,
     EngineIncompatibleError,
     EngineInfo,
@@ -168,6 +171,24 @@ def container_facts(body: Mapping[str, Any]) -> ContainerFacts:
             for mount in sorted(mounts, key=lambda mount: str(mount.get("Destination") or ""))
         ),
     )
+
+
+def link_target(header: str, what: str) -> str | None:
+    """Decode what the engine tells of a path in a container.
+
+    Args:
+        header: The value of `X-Docker-Container-Path-Stat`: JSON in base64.
+        what: What was asked about, for the error's text.
+
+    Raises:
+        EngineError: It cannot be read.
+    """
+    try:
+        stat = json.loads(base64.b64decode(header, validate=True))
+        target = str(stat["linkTarget"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"the engine's answer about {what} cannot be read") from error
+    return target or None
 
 
 def container_row(body: Mapping[str, Any]) -> ContainerRow:

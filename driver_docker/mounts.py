@@ -242,6 +242,26 @@ def check_against_workspace(mounts: Iterable[MountRequest], root: str) -> None:
             raise MountError(f"mount target {mount.target} covers the workspace {root}; mount below it instead")
 
 
+def check_resolved(target: str, resolved: str) -> None:
+    """Refuse a mount that a symbolic link would bring to a place where none may be.
+
+    Args:
+        target: A target that is in order as it is written.
+        resolved: Where it lies once the links in the container are followed.
+
+    Raises:
+        MountError: There, it would cover what the sandbox needs itself.
+    """
+    if resolved == target:
+        return
+    for taken in (*CONTROL_PATHS, "/dev"):
+        if resolved == "/" or (overlaps(resolved, taken) and not resolved.startswith("/dev/")):
+            raise MountError(
+                f"mount target {target} leads to {resolved} through a symbolic link and overlaps {taken}, "
+                "which the sandbox needs itself"
+            )
+
+
 def engine_binds(mounts: Iterable[MountRequest]) -> tuple[str, ...]:
     """Bind mounts in the engine's `-v` form (compute-driver contract 5.5)."""
     return tuple(bind_option(mount) for mount in mounts if isinstance(mount, BindRequest))

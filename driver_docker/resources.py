@@ -15,9 +15,9 @@ from driver_docker.engine import EngineAbsentError
 from driver_docker.errors import PreconditionError
 from driver_docker.gpu import GpuSelector
 from driver_docker.mounts import BindRequest
-from driver_docker.plan import ClaimedResources
+from driver_docker.plan import RUNTIME_DIR, SUPERVISOR_CA_DIR, ClaimedResources
 from driver_docker.volume_admission import VolumeAdmission, encode_identities
-from driver_docker.workspace import workspace_root
+from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
@@ -75,8 +75,43 @@ class Resources:
         Raises:
             AdmissionDeniedError: It must not be started.
             AdmissionLookupError: A volume's labels could not be read; the start may be tried again.
+            MountError: A symbolic link would bring a mount to a place where none may be.
+            EngineError: The engine failed.
         """
         await self._admission.recheck(facts)
+        await self._check_links(facts)
+
+    async def _check_links(self, facts: ContainerFacts) -> None:
+        """Follow the symbolic links below a container's mounts, since the engine follows them when it mounts.
+
+        What was checked as text may lie elsewhere by an image's link, or by one that the agent made in an earlier run.
+        """
+        foreign = [mount.target for mount in facts.mounts if mount.target not in {RUNTIME_DIR, CHANNEL_DIR}]
+        if not foreign:
+            return
+        known: dict[str, str | None] = {}
+        for own in (RUNTIME_DIR, CHANNEL_DIR, SUPERVISOR_CA_DIR):
+            resolved = await self._resolved(facts.container_id, own, known)
+            if resolved != own:
+                raise mounts.MountError(
+                    f"a symbolic link in the container leads {own} to {resolved}; with that it takes no mounts"
+                )
+        for target in foreign:
+            mounts.check_resolved(target, await self._resolved(facts.container_id, target, known))
+
+    async def _resolved(self, container: str, path: str, known: dict[str, str | None]) -> str:
+        """Where a path lies once links are followed; what does not exist cannot be a link."""
+        resolved = ""
+        parts = path.strip("/").split("/")
+        for index, part in enumerate(parts):
+            place = f"{resolved}/{part}"
+            if place not in known:
+                try:
+                    known[place] = await self._engine.link_target(container, place)
+                except EngineAbsentError:
+                    return "/".join([resolved, *parts[index:]])
+            resolved = (known[place] or place).rstrip("/")
+        return resolved or "/"
 
     async def _check_mounts(self, request: LaunchRequest) -> None:
         config = self._config

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import secrets
+import tarfile
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -380,6 +382,70 @@ async def test_an_image_whose_workspace_cannot_be_one_is_refused(
         await delete(link, wanted)
 
 
+@pytest.fixture
+def linked_image(docker_client: APIClient, bench: DriverBench) -> Iterator[Callable[..., str]]:
+    """Derives images from the stand-in workload with symbolic links in them."""
+    made: list[str] = []
+
+    def derive(*changes: str, **links: str) -> str:
+        tag = secrets.token_hex(4)
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            for name, target in links.items():
+                header = tarfile.TarInfo(name)
+                header.type, header.linkname = tarfile.SYMTYPE, target
+                archive.addfile(header)
+        container = docker_client.create_container(
+            bench.images.workload, entrypoint=["/x"], labels={"openshell.ai/sandbox-namespace": bench.namespace}
+        )
+        docker_client.put_archive(container["Id"], "/", buffer.getvalue())
+        docker_client.commit(container["Id"], repository=f"{REPOSITORY}/linked", tag=tag, changes=list(changes))
+        docker_client.remove_container(container["Id"])
+        made.append(f"{REPOSITORY}/linked:{tag}")
+        return made[-1]
+
+    yield derive
+    for reference in made:
+        docker_client.remove_image(reference, force=True)
+
+
+@pytest.mark.parametrize(
+    ("links", "target", "volume"),
+    [
+        ({"x": "/.openshell"}, "/x/runtime", ""),
+        ({"x": "y", "y": "/etc/../.openshell/channel"}, "/x/sandbox", ""),
+        ({"x": "/"}, "/x/proc/y", ""),
+        ({"x": "/.openshell"}, "", "/x/runtime"),
+    ],
+)
+async def test_a_link_of_the_image_never_brings_a_mount_over_the_runtime(
+    bench: DriverBench,
+    make_volume: Callable[..., str],
+    linked_image: Callable[..., str],
+    links: dict[str, str],
+    target: str,
+    volume: str,
+) -> None:
+    async with bench.running(allow_driver_config=True) as (_, link):
+        wanted = bench.sandbox(image=linked_image(*([f"VOLUME {volume}"] if volume else []), **links))
+        if target:
+            with_mounts(wanted, {"type": "volume", "source": make_volume(ADMITTED), "target": target})
+        observed = await bench.launch(link, wanted)
+        assert ready(observed).reason == "WorkspaceValidationFailed"
+        assert "symbolic link" in ready(observed).message
+        await delete(link, wanted)
+
+
+async def test_a_harmless_link_of_the_image_is_followed(
+    bench: DriverBench, make_volume: Callable[..., str], linked_image: Callable[..., str]
+) -> None:
+    async with bench.running(allow_driver_config=True) as (_, link):
+        wanted = bench.sandbox(image=linked_image(x="/srv/deep"))
+        with_mounts(wanted, {"type": "volume", "source": make_volume(ADMITTED), "target": "/x/data"})
+        assert ready(await bench.launch(link, wanted)).reason == "BackendReady"
+        await delete(link, wanted)
+
+
 async def test_a_mount_over_the_workspace_of_a_present_image_is_refused(
     bench: DriverBench, volume_image: Callable[..., str]
 ) -> None:
@@ -531,4 +597,20 @@ async def test_protected_names_do_not_reach_the_agent_and_its_own_do(
         file = driver.services.store.directory / wanted.id / "boundary-bootstrap.json"
         bootstrap = BoundaryBootstrap.from_json(file.read_bytes())
         assert bootstrap.child_env == {"A": "template", "B": "spec", "OPENSHELL_MINE": "kept"}
+        await delete(link, wanted)
+
+
+async def test_upstreams_staging_leaves_a_read_only_volume_with_the_supervisors_own_files(bench: DriverBench) -> None:
+    async with bench.running(staging="upstream") as (_, link):
+        wanted = bench.sandbox()
+        assert ready(await bench.launch(link, wanted)).reason == "BackendReady"
+        supervisor = bench.container(wanted.id, "supervisor")
+        mounts = {mount["Destination"]: mount["RW"] for mount in supervisor["Mounts"]}
+        assert mounts == {"/.openshell/channel": False, "/.openshell/supervisor": False}
+        for name in ("runtime-descriptor.json", "auth.json"):
+            _, stat = bench.client.get_archive(supervisor["Id"], f"/.openshell/supervisor/{name}")
+            assert stat["mode"] & 0o777 == 0o600
+        readable = await execute(bench.client, supervisor["Id"], "cat", "/.openshell/supervisor/auth.json")
+        assert SECRET in readable
+        assert not [name for name in bench.sandbox_left_over(wanted.id) if name.endswith("-stage")]
         await delete(link, wanted)

@@ -22,6 +22,7 @@ from driver_docker.mounts import (
     bind_option,
     check_against_workspace,
     check_offered,
+    check_resolved,
     checked_target,
     engine_binds,
     engine_tmpfs,
@@ -245,6 +246,19 @@ def test_a_mount_at_or_above_the_workspace_is_refused(target: str) -> None:
 
 def test_a_mount_below_or_beside_the_workspace_is_fine() -> None:
     check_against_workspace([TmpfsRequest(target="/work/space/in"), TmpfsRequest(target="/work/spaces")], "/work/space")
+
+
+@pytest.mark.parametrize(
+    "resolved", ["/", "/.openshell/runtime", "/run", "/etc/openshell/x", "/proc/1", "/dev", "/sys"]
+)
+def test_a_link_that_leads_a_mount_to_a_forbidden_place_is_refused(resolved: str) -> None:
+    with pytest.raises(MountError, match="through a symbolic link"):
+        check_resolved("/x/y", resolved)
+
+
+@pytest.mark.parametrize("resolved", ["/x/y", "/run/lock", "/dev/shm", "/srv/x/y", "/.openshellx"])
+def test_a_link_to_a_free_place_is_none_of_our_business(resolved: str) -> None:
+    check_resolved("/x/y", resolved)
 
 
 @pytest.mark.parametrize(
