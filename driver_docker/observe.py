@@ -54,6 +54,7 @@ class Observer:
                 await self._read()
             except EngineError as error:
                 self._services.log.warning("engine events lost", error=error.message)
+                self._services.engine_events(False)
             else:
                 return  # the stream was closed on purpose
             pause = _FIRST_PAUSE_SECONDS if self._looked else min(pause * 2, _LONGEST_PAUSE_SECONDS)
@@ -65,6 +66,7 @@ class Observer:
             await self.look_at_all()
             self._looked = True
             self._connected.set()
+            self._services.engine_events(True)
             async for event in stream:
                 self.take(event)
         finally:

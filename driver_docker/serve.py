@@ -22,12 +22,17 @@ from driver_docker.labels import Owner
 from driver_docker.launch import Launcher
 from driver_docker.launch_gate import LaunchGate
 from driver_docker.lifecycle import Lifecycle
+from driver_docker.metered_engine import metered
+from driver_docker.metrics import LaunchCounter, Metrics, serving
 from driver_docker.observe import Observer
 from driver_docker.reclaim import reclaim
 from driver_docker.records import RecordStore
+from driver_docker.rpc_observer import RpcObserver
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.server import ComputeDriverService, make_server
 from driver_docker.services import Services
+from driver_docker.serving_health import ServingHealth
+from driver_docker.systemd_notify import notify
 from driver_docker.watch import WatchHub
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 
     from driver_docker.config import DriverConfig
     from driver_docker.engine import Engine
+    from driver_docker.events import WatchEvent
     from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 _DRAIN_SECONDS: Final = 1.0
@@ -57,6 +63,12 @@ class Driver:
         self._engine = engine
         self._stack = AsyncExitStack()
         self._log = structlog.get_logger("driver")
+        self.metrics = Metrics()
+        self.metrics_port: int | None = None
+        """Where metrics are served, once the driver is up."""
+        self._health = ServingHealth()
+        if config.metrics_port is not None:
+            self._engine = metered(engine, self.metrics)
         self.hub: WatchHub[pb.WatchSandboxesEvent] = WatchHub()
         self.services: Services
         self.lifecycle: Lifecycle
@@ -88,6 +100,17 @@ class Driver:
         )
         self._stack.callback(lock.release)
         handshake = Handshake(config.older_gateways)
+        background = Background(self._report)
+        launches = LaunchCounter(self.metrics)
+
+        def publish(event: WatchEvent) -> None:
+            launches.see(event)
+            self.hub.publish(encode.watch_event(event, older_gateway=handshake.older))
+
+        def engine_events(connected: bool) -> None:
+            self.metrics.engine_events(connected)
+            background.spawn(self._health.engine_events(connected), name="health")
+
         services = self.services = Services(
             engine=self._engine,
             config=config,
@@ -96,10 +119,15 @@ class Driver:
             table=SandboxTable(),
             handshake=handshake,
             gate=LaunchGate(self._engine, config, handshake),
-            publish=lambda event: self.hub.publish(encode.watch_event(event, older_gateway=handshake.older)),
+            publish=publish,
+            metrics=self.metrics,
+            engine_events=engine_events,
         )
         self._stack.callback(services.disk.close)
-        background = Background(self._report)
+        self.metrics.watch_state(services.table, self.hub)
+        if config.metrics_port is not None:
+            self.metrics_port = self._stack.enter_context(serving(self.metrics, config.metrics_port))
+            self._log.info("metrics served", port=self.metrics_port)
         launcher = self._launcher = Launcher(services)
         self._stack.callback(launcher.close)
         exits = Exits(services, background)
@@ -111,7 +139,10 @@ class Driver:
         background.spawn(observer.follow(), name="engine events")
         background.spawn(observer.look_now_and_then(), name="slow look")
         background.spawn(self._warm_up(), name="warm up")
-        self._server = make_server(ComputeDriverService(services, self.lifecycle, self.hub))
+        self._server = make_server(
+            ComputeDriverService(services, self.lifecycle, self.hub), interceptors=(RpcObserver(self.metrics),)
+        )
+        self._health.add_to(self._server)
         self._server.add_insecure_port(bind.address)
         bind.restrict()
         await observer.connected()
@@ -150,6 +181,7 @@ class Driver:
             self._log.error("task failed unexpectedly", task=name, exc_info=error)
 
     async def _stop_serving(self) -> None:
+        await self._health.ending()
         self.hub.close()
         await self._server.stop(_DRAIN_SECONDS)
         try:
@@ -205,7 +237,9 @@ async def serve(config: DriverConfig, *, announce: Callable[[str], None]) -> Non
             async with Driver(config, engine):
                 is_up.set()
                 announce(f"serving on {config.bind_socket}")
+                notify(f"READY=1\nSTATUS=serving on {config.bind_socket}")
                 await ending.wait()
+                notify("STOPPING=1\nSTATUS=ending; sandboxes keep running")
                 log.info("ending; sandboxes keep running")
 
     log = structlog.get_logger("driver")

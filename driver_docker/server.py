@@ -203,9 +203,18 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         await context.abort(error.status.grpc, error.public_message)
 
 
-def make_server(service: ComputeDriverService) -> grpc.aio.Server:
-    """A server with explicit limits, not yet bound."""
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS)
+def make_server(
+    service: ComputeDriverService, *, interceptors: tuple[grpc.aio.ServerInterceptor, ...] = ()
+) -> grpc.aio.Server:
+    """A server with explicit limits, not yet bound.
+
+    Args:
+        service: What is served.
+        interceptors: What surrounds every RPC, outermost first.
+    """
+    server = grpc.aio.server(
+        interceptors=interceptors, options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS
+    )
     pb_grpc.add_ComputeDriverServicer_to_server(service, server)
     server.add_generic_rpc_handlers((listener_requirements_handler(),))
     return server

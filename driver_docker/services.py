@@ -11,6 +11,7 @@ import structlog
 
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import ExitJournal, JournalEntry
+from driver_docker.metrics import Metrics
 from driver_docker.snapshots import take_snapshot
 from driver_docker.workers import WorkerPool
 
@@ -48,6 +49,9 @@ class Services:
     """What every launch and every re-creation of a supervisor passes first."""
     publish: Callable[[WatchEvent], None]
     """Hands one event to every watcher; never blocks, never raises."""
+    metrics: Metrics = field(default_factory=Metrics)
+    engine_events: Callable[[bool], None] = lambda _connected: None
+    """Told whether the engine's events are being read now, at each change."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
     disk: WorkerPool = field(default_factory=lambda: WorkerPool("records", max_threads=2))
     _writes: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -98,6 +102,7 @@ class Services:
         """Write the record and append a verdict with its raw tail, to the sandbox's own and to the common journal."""
         await self.save_quietly(sandbox)
         record, at, metadata = sandbox.record, now(), verdict.to_metadata()
+        self.metrics.exited(verdict)
 
         def write() -> None:
             self.store.add_exit(sandbox.sandbox_id, verdict=metadata, message=verdict.message, tail=tail, at=at)
