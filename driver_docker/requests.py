@@ -47,6 +47,9 @@ PROTECTED_ENVIRONMENT: Final = frozenset(
 _SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _MAX_NAME_BYTES: Final = 253
 _MAX_LOG_LEVEL_BYTES: Final = 64
+_MAX_STRING_BYTES: Final = 128 * 1024 - 1
+"""Longest `NAME=value` and longest argument that Linux lets a process start with."""
+_MAIN_PROCESS_VARIABLE: Final = "OPENSHELL_MAIN_PROCESS_SPEC"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,18 +189,26 @@ def _child_environment(template: Mapping[str, str], spec: Mapping[str, str]) -> 
     for name, value in merged.items():
         if not name or "=" in name or "\0" in name or "\0" in value:
             raise InvalidRequestError("environment holds a name that is empty or has '=', or a NUL")
+        if len(name.encode()) + len(value.encode()) + 1 > _MAX_STRING_BYTES:
+            raise InvalidRequestError(
+                f"environment variable {name[:64]!r} is too long: name and value may have {_MAX_STRING_BYTES - 1} bytes"
+            )
     return {name: value for name, value in sorted(merged.items()) if name not in PROTECTED_ENVIRONMENT}
 
 
 def _main_process(spec: pb.DriverSandboxSpec) -> MainProcessSpec:
     try:
-        return MainProcessSpec(
+        main_process = MainProcessSpec(
             command=tuple(spec.command),
             tty=spec.tty,
             await_main_process_attachment=spec.await_main_process_attachment,
         )
     except DocumentError as error:
         raise InvalidRequestError(f"spec.command cannot be used: {error.message}") from None
+    # It reaches the supervisor as one variable (compute-driver contract 5.7), which a start would refuse later on.
+    if len(_MAIN_PROCESS_VARIABLE) + 1 + len(main_process.to_json()) > _MAX_STRING_BYTES:
+        raise InvalidRequestError("spec.command is too long: as JSON it must fit one environment variable (128 KiB)")
+    return main_process
 
 
 def _selector(text: str, what: str) -> str:

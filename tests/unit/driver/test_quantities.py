@@ -69,7 +69,7 @@ def test_cpu_limits(text: str, nano_cpus: int) -> None:
         ("6291456.9", MIN_MEMORY_BYTES),
     ],
 )
-def test_memory_limits(text: str, size_bytes: int) -> None:
+def test_field_report_73_memory_limits(text: str, size_bytes: int) -> None:
     assert parse_memory_limit(text) == size_bytes
 
 
@@ -92,19 +92,19 @@ def test_malformed_cpu_limits_are_refused(text: str) -> None:
         "1u", "1n", "NaN", "1e999", "99999E", "9223372036854775808", "8Ei",
     ],
 )  # fmt: skip
-def test_malformed_or_huge_memory_limits_are_refused(text: str) -> None:
+def test_field_report_73_malformed_or_huge_memory_limits_are_refused(text: str) -> None:
     with pytest.raises(QuantityError, match=r"resources\.memory_limit"):
         parse_memory_limit(text)
 
 
 @pytest.mark.parametrize("text", ["0", "0.0000000001", "0m", "9m", "0.009999", "1e-9", "1e-99"])
-def test_a_cpu_limit_that_would_mean_unlimited_is_refused(text: str) -> None:
+def test_field_report_72_a_cpu_limit_that_would_mean_unlimited_is_refused(text: str) -> None:
     with pytest.raises(QuantityError, match="least CPU limit"):
         parse_cpu_limit(text)
 
 
 @pytest.mark.parametrize("text", ["0", "0.4", "0.5", "500m", "1k", "1K", "1e3", "5Mi", "6291455", "6291455.99", "6M"])
-def test_a_memory_limit_below_the_engines_minimum_is_refused(text: str) -> None:
+def test_field_report_72_a_memory_limit_below_the_engines_minimum_is_refused(text: str) -> None:
     with pytest.raises(QuantityError, match="least memory limit"):
         parse_memory_limit(text)
 

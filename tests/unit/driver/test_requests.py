@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted.compute_gateway import SECRET, sandbox
 
-from driver_docker.errors import DriverError
+from driver_docker.errors import DriverError, InvalidRequestError
 from driver_docker.requests import PROTECTED_ENVIRONMENT, LaunchRequest, decode_sandbox
 from openshell.status import StatusCode
+from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 INVALID, PRECONDITION = StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION
 
@@ -140,6 +139,49 @@ def test_an_allowed_driver_config_is_still_checked(config: dict[str, Any], statu
         decode(wanted, allow=True)
     assert refused.value.status is status
     assert word in refused.value.message
+
+
+def test_what_linux_could_not_start_is_refused_at_once() -> None:
+    longest = 128 * 1024 - 1
+    wanted = sandbox("image:1")
+    wanted.spec.environment["A"] = "x" * (longest - 2)
+    assert len(decode(wanted).child_environment["A"]) == longest - 2
+    wanted.spec.environment["A"] = "x" * (longest - 1)
+    with pytest.raises(InvalidRequestError, match="environment variable 'A' is too long"):
+        decode(wanted)
+    wanted = sandbox("image:1")
+    wanted.spec.command.extend(["/bin/x", "y" * (128 * 1024 - 256)])
+    decode(wanted)
+    wanted.spec.command.append("z" * 256)
+    with pytest.raises(InvalidRequestError, match=r"spec\.command is too long"):
+        decode(wanted)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(None, None), (0, None), (2, 2)])
+def test_field_report_63_an_absent_count_is_one_and_a_zero_is_an_error(count: int | None, expected: int | None) -> None:
+    wanted = sandbox("image:1")
+    assert decode(wanted).gpu is None
+    wanted.spec.resource_requirements.SetInParent()
+    assert decode(wanted).gpu is None
+    wanted.spec.resource_requirements.gpu.SetInParent()
+    asked = decode(wanted).gpu
+    assert asked is not None
+    assert asked.count == 1
+    if count is not None:
+        wanted.spec.resource_requirements.gpu.count = count
+        if expected is None:
+            with pytest.raises(InvalidRequestError, match=r"gpu\.count must be at least 1"):
+                decode(wanted)
+        else:
+            found = decode(wanted).gpu
+            assert found is not None
+            assert found.count == expected
+
+
+def test_field_report_63_fields_of_a_newer_gateway_are_ignored() -> None:
+    wanted = sandbox("image:1")
+    newer = pb.DriverSandbox.FromString(wanted.SerializeToString() + bytes([0xFA, 0x07, 0x01, 0x78]))
+    assert decode(newer) == decode(wanted)
 
 
 def test_fields_without_effect_by_contract_are_accepted() -> None:
