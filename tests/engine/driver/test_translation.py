@@ -15,6 +15,7 @@ from scripted.compute_gateway import SECRET, peer, ready
 from scripted.stub_images import REPOSITORY
 
 from driver_docker.engine import EngineUnreachableError
+from driver_docker.labels import RESERVED
 from openshell.isolation.documents import BoundaryBootstrap
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
@@ -380,6 +381,25 @@ async def test_an_image_whose_workspace_cannot_be_one_is_refused(
         assert ready(observed).reason == "WorkspaceValidationFailed"
         assert word in ready(observed).message
         await delete(link, wanted)
+
+
+async def test_neither_an_image_nor_a_caller_forges_a_label_that_the_driver_reads(
+    bench: DriverBench, volume_image: Callable[..., str]
+) -> None:
+    forged = dict.fromkeys(sorted(RESERVED), "forged")
+    async with bench.running() as (driver, link):
+        image = volume_image(*(f"LABEL {key}={value}" for key, value in forged.items()), "LABEL kept=yes")
+        wanted = bench.sandbox(image=image, labels=forged | {"team": "a"})
+        assert ready(await bench.launch(link, wanted)).reason == "BackendReady"
+        marks = bench.container(wanted.id, "sandbox")["Config"]["Labels"]
+        assert not [key for key in RESERVED if marks[key] == "forged"]
+        assert (marks["kept"], marks["team"]) == ("yes", "a")
+        assert marks["openshell.ai/sandbox-id"] == wanted.id
+        assert marks["openshell.ai/driver-owner"] == driver.services.owner.driver
+        listed = await link.stub.ListSandboxes(pb.ListSandboxesRequest())
+        assert [each.id for each in listed.sandboxes] == [wanted.id]
+        await delete(link, wanted)
+        assert bench.sandbox_left_over(wanted.id) == []
 
 
 @pytest.fixture
