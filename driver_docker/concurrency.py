@@ -67,6 +67,27 @@ class Background:
         task.add_done_callback(self._ended)
         return task
 
+    async def to_the_end(self, coroutine: Coroutine[Any, Any, A], *, name: str) -> A:
+        """Run a coroutine as a task that outlives its caller, and return its result to a caller that stayed."""
+        outcome: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+
+        async def carry_out() -> None:
+            try:
+                result = await coroutine
+            except asyncio.CancelledError:
+                outcome.cancel()
+                raise
+            except BaseException as error:
+                if outcome.cancelled():
+                    raise  # nobody waits: reported as a background error
+                outcome.set_exception(error)
+            else:
+                if not outcome.cancelled():
+                    outcome.set_result(result)
+
+        self.spawn(carry_out(), name=name)
+        return await outcome
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:

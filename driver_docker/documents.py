@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from driver_docker.plan import CONTROL_SOCKET_PATH, NETWORK_NONE, SERVER_CERTIFICATE_PATH, SERVER_KEY_PATH
@@ -129,6 +129,18 @@ def build_documents(
         auth_bundle=launch.supervisor_json,
         boundary_launch=None if delegation is None else _boundary_launch(descriptor, delegation).to_json(),
         isolation_backends=None if delegation is None else delegation.backends.to_json(),
+    )
+
+
+def with_delegation(documents: LaunchDocuments, delegation: Delegation | None) -> LaunchDocuments:
+    """Recorded documents, with what the supervisor of a delegated backend reads beside them."""
+    if delegation is None:
+        return documents
+    descriptor = RuntimeDescriptor.from_json(documents.descriptor)
+    return replace(
+        documents,
+        boundary_launch=_boundary_launch(descriptor, delegation).to_json(),
+        isolation_backends=delegation.backends.to_json(),
     )
 
 

@@ -8,6 +8,7 @@ starts again.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import events
@@ -72,12 +73,13 @@ class Exits:
         )
 
     async def _supervisor_ended(self, sandbox: Sandbox, container: str) -> None:
+        run = sandbox.run
         ended = await self._examine_supervisor(sandbox)
         if ended.verdict.exit_code in _ORDERLY_CODES and ended.verdict.is_failure:
             await self._settle(sandbox, container)
             if self._is_news(sandbox, container):
                 ended = await self._examine_supervisor(sandbox)
-        if not self._is_news(sandbox, container):
+        if sandbox.run != run or not self._is_news(sandbox, container):
             return
         if not ended.verdict.is_exit:
             sandbox.judged.discard(container)
@@ -88,10 +90,11 @@ class Exits:
         await self._take_down(sandbox, container, stop_workload=ended.verdict.is_failure)
 
     async def _workload_ended(self, sandbox: Sandbox, container: str) -> None:
+        run = sandbox.run
         ended = await examine(self._services, sandbox, Component.WORKLOAD)
-        if not self._is_news(sandbox, container):
-            return
-        if not ended.verdict.is_exit:
+        if sandbox.run != run or not self._is_news(sandbox, container):
+            return  # the answer is about an earlier run
+        if not ended.verdict.is_exit or self._is_old(sandbox, ended):
             sandbox.judged.discard(container)
             return
         sandbox.workload = ended.facts or sandbox.workload
@@ -102,6 +105,12 @@ class Exits:
         await self._wait(sandbox, lambda: sandbox.has_event(supervisor, "die", "destroy"), _FOLLOW_GRACE_SECONDS)
         if supervisor not in sandbox.judged and self._is_news(sandbox, supervisor):
             await self._take_down(sandbox, supervisor, stop_workload=False)
+
+    @staticmethod
+    def _is_old(sandbox: Sandbox, ended: Exit) -> bool:
+        """Whether the end is that of the run before the last start (compute-driver contract 5.9)."""
+        fence = sandbox.record.fenced_finished_at
+        return fence is not None and ended.facts is not None and ended.facts.finished_at == fence
 
     async def _examine_supervisor(self, sandbox: Sandbox) -> Exit:
         first = sandbox.has_event(sandbox.record.workload_id, "die", "destroy")
@@ -142,6 +151,24 @@ class Exits:
                 await remove_container(self._services.engine, supervisor)
             except EngineError as error:
                 self._services.log_of(sandbox).error("supervisor not removed", error=error.message)
+
+    async def finish(self, sandbox: Sandbox) -> None:
+        """End what still runs of a sandbox whose failure was told; what the engine refuses is tried again later."""
+        async with sandbox.lock:
+            record = sandbox.record
+            if record.phase is not RecordPhase.ACTIVE or record.failure is None:
+                return
+            sandbox.intentional |= sandbox.container_ids
+            await self._stop_workload(sandbox, record.workload_id)
+            if not record.supervisor_id:
+                return
+            try:
+                await remove_container(self._services.engine, record.supervisor_id)
+            except EngineError as error:
+                self._services.log_of(sandbox).error("supervisor not removed", error=error.message)
+            else:
+                sandbox.record = replace(sandbox.record, supervisor_id="")
+                await self._services.save_quietly(sandbox)
 
     async def _stop_workload(self, sandbox: Sandbox, workload: str) -> None:
         engine = self._services.engine

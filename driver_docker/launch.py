@@ -7,6 +7,7 @@ are created, staged and described at the same time; the workload starts first, t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from driver_docker import documents, events, names, records, staging
 from driver_docker.accounts import AccountsReader
 from driver_docker.concurrency import together
+from driver_docker.config import Staging
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, ProvisioningError
 from driver_docker.health import wait_until_healthy
@@ -22,13 +24,15 @@ from driver_docker.identity import Accounts, resolve, select
 from driver_docker.images import Images
 from driver_docker.labels import Role, container_labels, is_owned
 from driver_docker.mounts import selinux_hint
-from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
+from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch, plan_staging
 from driver_docker.postmortem import Exit, examine
 from driver_docker.registry_credentials import RegistryLogins
 from driver_docker.resources import Resources
+from driver_docker.retained import RetainedLaunch, committed_files
 from driver_docker.runtime_volume import RuntimeVolumes
 from driver_docker.services import now
 from driver_docker.supervisor_files import read_delegation, read_supervisor_files
+from driver_docker.teardown import remove_container
 from driver_docker.verdict import Reason
 from driver_docker.workers import WorkerPool
 from openshell.isolation.documents import DocumentError
@@ -47,6 +51,8 @@ if TYPE_CHECKING:
     from openshell.isolation.tls import SessionTls
 
 _LATE_WORDS_SECONDS = 1.0
+_NAME_ATTEMPTS = 20
+_NAME_PAUSE_SECONDS = 0.05
 _SELINUX_LABEL_MISSING = "SelinuxLabelMissing"
 
 
@@ -80,7 +86,7 @@ class Launcher:
         self.runtime_volumes = RuntimeVolumes(services.engine, services.owner)
         self.resources = Resources(services.engine, services.config)
         self._accounts = AccountsReader(services.engine)
-        self._slots = asyncio.Semaphore(services.config.start_concurrency)
+        self.slots = asyncio.Semaphore(services.config.start_concurrency)
         self._crypto = WorkerPool("certificates", max_threads=1)
 
     def close(self) -> None:
@@ -102,11 +108,15 @@ class Launcher:
         """
         begun = time.monotonic()
         image, components, tls = await together(
-            self._workload_image(sandbox, request.image), self._components(), self._session_tls(launch)
+            self._workload_image(sandbox, request.image), self._components(), self.session_tls(launch)
         )
-        sandbox.record = replace(sandbox.record, runtime_image_id=components.runtime.image_id)
+        sandbox.record = replace(
+            sandbox.record,
+            runtime_image_id=components.runtime.image_id,
+            runtime_image_reference=self._config.sandbox_runtime_image,
+        )
         identity = await self._identity(sandbox, request, image)
-        async with self._slots:
+        async with self.slots:
             plan = plan_launch(
                 request,
                 config=self._config,
@@ -117,7 +127,7 @@ class Launcher:
                 runtime_volume=components.runtime_volume,
                 resources=await self.resources.claim(request),
             )
-            facts = await self._create(sandbox, plan)
+            facts = await self._create(sandbox, request, plan)
             if hint := selinux_hint(request.mounts, selinux=self._engine.info.selinux):
                 self._services.publish(
                     events.warning(sandbox.sandbox_id, now(), reason=_SELINUX_LABEL_MISSING, message=hint)
@@ -126,7 +136,7 @@ class Launcher:
             await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
-            raise ExitBeforeReadyError(await self._why_ended(sandbox))
+            raise ExitBeforeReadyError(await self.why_ended(sandbox))
         self._services.log_of(sandbox).info("sandbox ready", milliseconds=_since(begun))
 
     async def _workload_image(self, sandbox: Sandbox, reference: str) -> ImageFacts:
@@ -150,7 +160,8 @@ class Launcher:
         volume = await self.runtime_volumes.ensure(runtime.facts, reference=reference)
         return _Components(supervisor=supervisor.facts, runtime=runtime.facts, runtime_volume=volume)
 
-    async def _session_tls(self, launch: LaunchAuthentication) -> SessionTls:
+    async def session_tls(self, launch: LaunchAuthentication) -> SessionTls:
+        """New TLS material for a launch's session."""
         return await self._crypto.run(lambda: issue_session_tls(launch.supervisor.session_id))
 
     async def _identity(self, sandbox: Sandbox, request: LaunchRequest, image: ImageFacts) -> WorkloadIdentity:
@@ -170,10 +181,16 @@ class Launcher:
             )
         return resolve(selectors, accounts, resource_digest=image.image_id)
 
-    async def _create(self, sandbox: Sandbox, plan: LaunchPlan) -> ContainerFacts:
+    async def _create(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan) -> ContainerFacts:
         """Volumes, then both containers; the workload's fence is checked before anything secret goes near it."""
-        await together(self._volume(plan.channel_volume), self._volume(plan.supervisor_volume))
-        workload_id, supervisor_id = await together(self._container(plan.workload), self._container(plan.supervisor))
+        await together(
+            self._volume(plan.channel_volume),
+            self._volume(plan.supervisor_volume),
+            self._services.save_files(sandbox, _retained(request, plan).to_files()),
+        )
+        workload_id, supervisor_id = await together(
+            self.create_container(plan.workload), self.create_container(plan.supervisor)
+        )
         sandbox.record = replace(
             sandbox.record, workload_id=workload_id, supervisor_id=supervisor_id, image_id=plan.workload.image
         )
@@ -186,13 +203,7 @@ class Launcher:
                 f"the created workload container could not be inspected: {error.message}",
                 reason=Reason.OUTER_FENCE_INSPECT_FAILED,
             ) from error
-        unexpected = documents.unexpected_networks(facts)
-        if facts.network_mode != NETWORK_NONE or unexpected:
-            raise ProvisioningError(
-                f"the engine created the workload with network mode {facts.network_mode} and networks "
-                f"{', '.join(unexpected) or 'none'}; it must have none at all",
-                reason=Reason.OUTER_FENCE_REJECTED,
-            )
+        check_fence(facts)
         await self.resources.recheck(facts)
         sandbox.workload = facts
         self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
@@ -214,15 +225,24 @@ class Launcher:
                 reason=Reason.BOUNDARY_CHANNEL_CREATE_FAILED,
             )
 
-    async def _container(self, spec: ContainerSpec) -> str:
+    async def create_container(self, spec: ContainerSpec) -> str:
+        """Create a container; one of this driver that has its name is a leftover, and makes way.
+
+        Raises:
+            ProvisioningError: The engine refused, or the name is taken by somebody else's container.
+            EngineUnreachableError: The engine cannot be asked.
+        """
         try:
-            try:
-                return await self._engine.create_container(spec)
-            except EngineConflictError:
-                # The name is taken. A leftover of this driver with the same sandbox id is in nobody's use: the id was
-                # free when this launch reserved it. Anything else is not ours to remove.
-                await self._remove_leftover(spec)
-                return await self._engine.create_container(spec)
+            for _ in range(_NAME_ATTEMPTS):
+                try:
+                    return await self._engine.create_container(spec)
+                except EngineConflictError:
+                    # The name is taken. A leftover of this driver with the same sandbox id is in nobody's use, and
+                    # engines let go of a name a moment after its container. Anything else is not ours to remove.
+                    if not await self._remove_leftover(spec):
+                        raise
+                    await asyncio.sleep(_NAME_PAUSE_SECONDS)
+            return await self._engine.create_container(spec)
         except EngineUnreachableError:
             raise
         except EngineError as error:
@@ -230,13 +250,16 @@ class Launcher:
                 f"container {spec.name} could not be created: {error.message}", reason=Reason.CONTAINER_CREATE_FAILED
             ) from error
 
-    async def _remove_leftover(self, spec: ContainerSpec) -> None:
+    async def _remove_leftover(self, spec: ContainerSpec) -> bool:
+        """Whether the name is or will be free: its container was this driver's own, or is gone already."""
         try:
             facts = await self._engine.inspect_container(spec.name)
-            if is_owned(facts.labels, self._services.owner):
-                await self._engine.remove_container(facts.container_id)
         except EngineAbsentError:
-            return
+            return True
+        if not is_owned(facts.labels, self._services.owner):
+            return False
+        await remove_container(self._engine, facts.container_id)
+        return True
 
     def _documents(
         self,
@@ -275,27 +298,15 @@ class Launcher:
         supervisor = await self.supervisor_entries(built)
         record = sandbox.record
         await together(
-            self._put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
+            self.put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
             self._services.save(sandbox),
         )
         await together(
-            self._start(sandbox, Component.WORKLOAD, record.workload_id),
-            self._put(record.supervisor_id, staging.SUPERVISOR_ARCHIVE_ROOT, staging.build_tar(supervisor)),
-            self._services.save_files(
-                sandbox,
-                {
-                    records.BOOTSTRAP_FILE: built.bootstrap,
-                    records.CERTIFICATE_FILE: built.server_certificate,
-                    records.KEY_FILE: built.server_key,
-                    records.DESCRIPTOR_FILE: built.descriptor,
-                    records.AUTH_FILE: built.auth_bundle,
-                    records.MAIN_PROCESS_FILE: request.main_process.to_json(),
-                    records.WORKSPACE_ROOT_FILE: plan.workspace_root.encode(),
-                    records.START_GENERATION_FILE: record.generation.encode(),
-                },
-            ),
+            self.start(sandbox, Component.WORKLOAD, record.workload_id),
+            self.stage_supervisor(plan.supervisor, record.supervisor_id, supervisor),
+            self._services.commit_files(sandbox, committed_files(built), last=records.AUTH_FILE),
         )
-        await self._start(sandbox, Component.SUPERVISOR, record.supervisor_id)
+        await self.start(sandbox, Component.SUPERVISOR, record.supervisor_id)
 
     async def delegation(self) -> Delegation | None:
         """What the supervisor is told about a backend that is not the built-in one; read anew for each launch.
@@ -317,9 +328,43 @@ class Launcher:
             gateway_ca=files.gateway_ca,
             proxy_auth=files.proxy_auth,
             proxy_ca_bundle=files.proxy_ca_bundle,
+            layout=self._config.staging,
         )
 
-    async def _put(self, container: str, path: str, tar: bytes) -> None:
+    async def stage_supervisor(
+        self, spec: ContainerSpec, supervisor_id: str, entries: tuple[staging.StagedEntry, ...]
+    ) -> None:
+        """Bring a created supervisor's files into its volume, as the configured staging has it.
+
+        Args:
+            spec: What the supervisor container was made of.
+            supervisor_id: The created container.
+            entries: Its files.
+
+        Raises:
+            ProvisioningError: The engine refused.
+            EngineUnreachableError: The engine cannot be asked.
+        """
+        tar = staging.build_tar(entries)
+        if self._config.staging is not Staging.UPSTREAM:
+            await self.put(supervisor_id, staging.SUPERVISOR_ARCHIVE_ROOT, tar)
+            return
+        helper = plan_staging(spec)
+        try:
+            await self.put(await self.create_container(helper), staging.SUPERVISOR_ARCHIVE_ROOT, tar)
+        finally:
+            # By name: a cancelled create has been carried out, but its answer is lost. What stays after a failure here
+            # carries the sandbox's id, and goes with it.
+            with contextlib.suppress(EngineError):
+                await self._engine.remove_container(helper.name)
+
+    async def put(self, container: str, path: str, tar: bytes) -> None:
+        """Unpack an archive in a container.
+
+        Raises:
+            ProvisioningError: The engine refused.
+            EngineUnreachableError: The engine cannot be asked.
+        """
         try:
             await self._engine.put_archive(container, path, tar)
         except EngineUnreachableError:
@@ -330,7 +375,13 @@ class Launcher:
                 reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
             ) from error
 
-    async def _start(self, sandbox: Sandbox, component: Component, container: str) -> None:
+    async def start(self, sandbox: Sandbox, component: Component, container: str) -> None:
+        """Start a container of a sandbox.
+
+        Raises:
+            ExitBeforeReadyError: The engine refused; it says why.
+            EngineUnreachableError: The engine cannot be asked.
+        """
         try:
             await self._engine.start_container(container)
         except EngineUnreachableError:
@@ -339,7 +390,7 @@ class Launcher:
             ended = await examine(self._services, sandbox, component, start_error=error)
             raise ExitBeforeReadyError(ended) from error
 
-    async def _why_ended(self, sandbox: Sandbox) -> Exit:
+    async def why_ended(self, sandbox: Sandbox) -> Exit:
         """Which of the two containers to blame: the supervisor where it said why, else the one that ended first."""
         record = sandbox.record
         workload_ended = sandbox.has_event(record.workload_id, "die", "destroy")
@@ -359,6 +410,32 @@ class Launcher:
                     await sandbox.moved.wait()
         except TimeoutError:
             return
+
+
+def _retained(request: LaunchRequest, plan: LaunchPlan) -> RetainedLaunch:
+    return RetainedLaunch(
+        main_process=request.main_process,
+        workspace_root=plan.workspace_root,
+        identity=plan.identity,
+        log_level=request.log_level,
+        gpus_attached=bool(plan.workload.cdi_devices),
+        child_environment=request.child_environment,
+    )
+
+
+def check_fence(facts: ContainerFacts) -> None:
+    """Check that a workload container has no network, before anything secret goes near it and before each start.
+
+    Raises:
+        ProvisioningError: It has one.
+    """
+    unexpected = documents.unexpected_networks(facts)
+    if facts.network_mode != NETWORK_NONE or unexpected:
+        raise ProvisioningError(
+            f"the workload container has network mode {facts.network_mode} and networks "
+            f"{', '.join(unexpected) or 'none'}; it must have none at all",
+            reason=Reason.OUTER_FENCE_REJECTED,
+        )
 
 
 def as_failure(error: BaseException) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""The verbs on a sandbox: create, stop, delete, and the reading ones.
+"""The verbs on a sandbox: create, start, stop, delete, and the reading ones.
 
 A verb that changes something runs as a task of its own: when its caller goes away it is carried on to its end
 (compute-driver contract 3.5, 3.6, 3.8). One lock for each sandbox keeps verbs from interleaving; a pending launch is
@@ -8,30 +8,24 @@ cancelled first and awaited, so that its failure path cannot touch what the verb
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from driver_docker import events, names
 from driver_docker.concurrency import together
-from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineRefusedError
-from driver_docker.errors import (
-    DriverError,
-    InvalidRequestError,
-    NotBuiltError,
-    PreconditionError,
-    SandboxNotFoundError,
-)
+from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure
-from driver_docker.records import Failure, RecordPhase, SandboxRecord
+from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
+from driver_docker.relaunch import ALIVE
 from driver_docker.services import now
-from driver_docker.teardown import remove_container, remove_sandbox
+from driver_docker.start import Starter
+from driver_docker.stop import Stopper
+from driver_docker.teardown import remove_sandbox
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
     from driver_docker.concurrency import Background
     from driver_docker.engine import ContainerStatus
     from driver_docker.events import Snapshot
@@ -42,7 +36,9 @@ if TYPE_CHECKING:
     from driver_docker.services import Services
     from openshell.isolation.documents import LaunchAuthentication
 
-Result = TypeVar("Result")
+_UNDER_WAY: Final = frozenset({RecordPhase.PROVISIONING, RecordPhase.STARTING})
+_ASKED_ABOUT: Final = frozenset({RecordPhase.STARTING, RecordPhase.STOPPING, RecordPhase.STOPPED})
+"""Phases whose state is the driver's own decision; an engine that cannot be asked makes it unavailable all the same."""
 
 
 class Lifecycle:
@@ -54,6 +50,8 @@ class Lifecycle:
         self._launcher = launcher
         self._exits = exits
         self._background = background
+        self._stopper = Stopper(services, exits)
+        self._starter = Starter(services, launcher, exits, self._stopper, background)
 
     async def validate(self, request: LaunchRequest) -> None:
         """Refuse what a create would refuse, without side effects (compute-driver contract 3.4).
@@ -82,10 +80,11 @@ class Lifecycle:
                 "configure the gateway's gateway_jwt"
             )
         await self.validate(request)
-        await self._to_the_end(self._create(request, launch), f"create {request.sandbox_id}")
+        await self._background.to_the_end(self._create(request, launch), name=f"create {request.sandbox_id}")
 
     async def _create(self, request: LaunchRequest, launch: LaunchAuthentication) -> None:
         services = self._services
+        await self._give_way(request.sandbox_id)
         sandbox = services.table.add(
             SandboxRecord(
                 sandbox_id=request.sandbox_id,
@@ -112,6 +111,20 @@ class Lifecycle:
         sandbox.launch_task = self._background.spawn(
             self._launch(sandbox, request, launch), name=f"launch {sandbox.sandbox_id}"
         )
+
+    async def _give_way(self, sandbox_id: str) -> None:
+        """Let a new launch take the id of a failed one, of which nothing is left (compute-driver contract 3.5).
+
+        Raises:
+            EngineError: Something is left and cannot be removed.
+        """
+        failed = self._services.table.by_id(sandbox_id)
+        if failed is None or failed.record.phase is not RecordPhase.FAILED:
+            return
+        async with failed.lock:
+            await remove_sandbox(self._engine, self._services.owner, sandbox_id)
+            await self._services.remove_files(failed, LAUNCH_FILES)
+            self._services.table.discard(failed)
 
     async def _launch(self, sandbox: Sandbox, request: LaunchRequest, launch: LaunchAuthentication) -> None:
         services = self._services
@@ -168,75 +181,57 @@ class Lifecycle:
             else:
                 sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
                 await self._services.save_quietly(sandbox)
+                await self._services.remove_files(sandbox, LAUNCH_FILES)
 
-    async def start(self, *, sandbox_id: str, name: str) -> None:
-        """Start a stopped sandbox again: not offered yet.
+    async def start(self, *, sandbox_id: str, name: str, generation: str, launch: LaunchAuthentication | None) -> None:
+        """Start a sandbox again. Idempotent (compute-driver contract 3.7); it becomes ready in the background.
+
+        Args:
+            sandbox_id: The sandbox.
+            name: Its name, where no id is given.
+            generation: The gateway's name of this start.
+            launch: New credentials, or none.
 
         Raises:
-            SandboxNotFoundError: There is none.
-            NotBuiltError: Always, otherwise.
+            InvalidRequestError: The generation is not one.
+            SandboxNotFoundError: There is no such sandbox, or nothing of it is left to start.
+            PreconditionError: It cannot be started so; the text says what would help.
+            EngineUnreachableError: The engine cannot be asked.
         """
         sandbox = self._services.table.find(sandbox_id=sandbox_id, name=name)
-        raise NotBuiltError(f"sandbox {sandbox.sandbox_id} cannot be started again by this version of the driver")
+        self._starter.check_generation(generation)
+        await self._background.to_the_end(
+            self._starter.start(sandbox, generation, launch), name=f"start {sandbox.sandbox_id}"
+        )
 
     async def stop(self, *, sandbox_id: str, name: str) -> None:
         """Stop a sandbox and keep what a start needs. Idempotent (compute-driver contract 3.6).
 
         Raises:
             SandboxNotFoundError: There is none.
-            EngineError: The engine failed; the sandbox is as it was, as far as the engine let it.
+            EngineError: The engine failed; the sandbox is as it was, or its stop is completed later.
         """
         sandbox = self._services.table.find(sandbox_id=sandbox_id, name=name)
-        await self._to_the_end(self._stop(sandbox), f"stop {sandbox.sandbox_id}")
+        await self._background.to_the_end(self._stop(sandbox), name=f"stop {sandbox.sandbox_id}")
 
     async def _stop(self, sandbox: Sandbox) -> None:
         services = self._services
+        if sandbox.record.phase in _UNDER_WAY:
+            await self._engine.ping()  # what is under way is not given up for a stop that cannot be made
         await self._cancel_launch(sandbox)
         async with sandbox.lock:
             self._check_present(sandbox)
-            record = sandbox.record
-            if record.phase is RecordPhase.DELETING:
+            phase = sandbox.record.phase
+            if phase is RecordPhase.DELETING:
                 raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} is being deleted")
-            if record.phase in {RecordPhase.FAILED, RecordPhase.STOPPED}:
+            if phase is RecordPhase.FAILED:
                 services.publish_snapshot(sandbox)
-                return
-            sandbox.intentional |= sandbox.container_ids
-            sandbox.notify()
-            if not record.workload_id:
+            elif not sandbox.record.workload_id:
+                sandbox.intentional |= sandbox.container_ids
+                sandbox.notify()
                 await self._remove(sandbox)
-                return
-            try:
-                await self._stop_containers(sandbox)
-            except EngineAbsentError:
-                raise SandboxNotFoundError(
-                    f"the workload container of sandbox {sandbox.sandbox_id} no longer exists"
-                ) from None
-            except EngineError:
-                # The workload runs on, so its end is news again. The supervisor's is not: this stop may have caused it.
-                sandbox.intentional.discard(record.workload_id)
-                raise
-            sandbox.record = sandbox.record.changed(
-                now(), phase=RecordPhase.STOPPED, failure=None, was_ready=False, supervisor_id=""
-            )
-            await services.save(sandbox)
-            services.publish_snapshot(sandbox)
-
-    async def _stop_containers(self, sandbox: Sandbox) -> None:
-        record, config = sandbox.record, self._services.config
-        if record.supervisor_id:
-            # Gone, going or paused: the removal settles each.
-            with contextlib.suppress(EngineAbsentError, EngineConflictError, EngineRefusedError):
-                await self._engine.stop_container(
-                    record.supervisor_id, grace_seconds=config.supervisor_stop_grace_seconds
-                )
-            await remove_container(self._engine, record.supervisor_id)
-        try:
-            await self._engine.stop_container(record.workload_id, grace_seconds=config.stop_grace_seconds)
-        except (EngineConflictError, EngineRefusedError):
-            # Older engines cannot stop a paused container.
-            await self._engine.unpause_container(record.workload_id)
-            await self._engine.stop_container(record.workload_id, grace_seconds=config.stop_grace_seconds)
-        sandbox.workload = await self._engine.inspect_container(record.workload_id)
+            else:
+                await self._stopper.stop(sandbox)
 
     async def delete(self, *, sandbox_id: str, name: str) -> bool:
         """Remove a sandbox and everything of it. Idempotent (compute-driver contract 3.8).
@@ -253,8 +248,8 @@ class Lifecycle:
         except SandboxNotFoundError:
             if not sandbox_id:
                 return False
-            return await self._to_the_end(self._delete_leftovers(sandbox_id), f"delete {sandbox_id}")
-        return await self._to_the_end(self._delete(sandbox), f"delete {sandbox.sandbox_id}")
+            return await self._background.to_the_end(self._delete_leftovers(sandbox_id), name=f"delete {sandbox_id}")
+        return await self._background.to_the_end(self._delete(sandbox), name=f"delete {sandbox.sandbox_id}")
 
     async def _delete(self, sandbox: Sandbox) -> bool:
         services = self._services
@@ -303,7 +298,7 @@ class Lifecycle:
         sandbox = self._services.table.find(sandbox_id=sandbox_id, name=name)
         if sandbox.record.phase is RecordPhase.ACTIVE:
             await self.refresh(sandbox)
-        elif sandbox.record.phase is RecordPhase.STOPPED:
+        elif sandbox.record.phase in _ASKED_ABOUT:
             await self._engine.ping()
         return self._services.snapshot(sandbox)
 
@@ -322,22 +317,47 @@ class Lifecycle:
         Raises:
             EngineUnreachableError: The engine cannot be asked.
         """
-        workload = sandbox.record.workload_id
+        run = sandbox.run
         try:
-            facts = await self._engine.inspect_container(workload)
+            facts = await self._engine.inspect_container(sandbox.record.workload_id)
         except EngineAbsentError:
             self._exits.ended(sandbox, Component.WORKLOAD)
             return None
-        if sandbox.record.workload_id != workload:
-            return facts.status
+        if sandbox.run != run or sandbox.record.phase is not RecordPhase.ACTIVE:
+            return facts.status  # an answer about an earlier run
         sandbox.workload = facts
-        if facts.finished_at is not None and not facts.running:
+        if facts.status not in ALIVE:
             self._exits.ended(sandbox, Component.WORKLOAD)
         return facts.status
 
+    def resume(self, sandbox: Sandbox) -> None:
+        """Go on with what an outage or the end of an earlier driver has interrupted. Returns at once."""
+        phase, name = sandbox.record.phase, f"resume {sandbox.sandbox_id}"
+        if phase is RecordPhase.STARTING:
+            self._starter.resume(sandbox)
+        elif sandbox.lock.locked():
+            return  # somebody is at it
+        elif phase is RecordPhase.STOPPING:
+            self._background.spawn(self._stopper.resume(sandbox), name=name)
+        elif phase is RecordPhase.DELETING:
+            self._background.spawn(self._resume_delete(sandbox), name=name)
+        elif phase is RecordPhase.FAILED:
+            self._background.spawn(self.clear_failed(sandbox), name=name)
+        elif phase is RecordPhase.ACTIVE and sandbox.record.failure is not None:
+            self._background.spawn(self._exits.finish(sandbox), name=name)
+
+    async def _resume_delete(self, sandbox: Sandbox) -> None:
+        try:
+            await self._delete(sandbox)
+        except EngineError as error:
+            self._services.log_of(sandbox).warning("deletion not complete yet", error=error.message)
+
     async def abandon_launches(self) -> None:
-        """Cancel every pending launch and remove what it made: the driver is ending."""
-        pending = [sandbox for sandbox in self._services.table if sandbox.record.phase is RecordPhase.PROVISIONING]
+        """Cancel every pending launch and remove what it made: the driver is ending.
+
+        A start is cancelled too; the next driver goes on with it.
+        """
+        pending = [sandbox for sandbox in self._services.table if sandbox.record.phase in _UNDER_WAY]
         await asyncio.gather(*(self._abandon(sandbox) for sandbox in pending))
 
     async def _abandon(self, sandbox: Sandbox) -> None:
@@ -355,27 +375,6 @@ class Lifecycle:
     def _check_present(self, sandbox: Sandbox) -> None:
         if self._services.table.by_id(sandbox.sandbox_id) is not sandbox:
             raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} was deleted meanwhile")
-
-    async def _to_the_end(self, verb: Coroutine[Any, Any, Result], name: str) -> Result:
-        """Run a verb as a task that outlives its caller."""
-        outcome: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-
-        async def carry_out() -> None:
-            try:
-                result = await verb
-            except asyncio.CancelledError:
-                outcome.cancel()
-                raise
-            except BaseException as error:
-                if outcome.cancelled():
-                    raise  # nobody waits: reported as a background error
-                outcome.set_exception(error)
-            else:
-                if not outcome.cancelled():
-                    outcome.set_result(result)
-
-        self._background.spawn(carry_out(), name=name)
-        return await outcome
 
 
 def interrupted() -> DriverError:

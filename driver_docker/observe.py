@@ -62,6 +62,7 @@ class Observer:
 
     async def _read(self) -> None:
         stream = await self._services.engine.subscribe(kinds=(_KIND,), labels=labels.owner_labels(self._services.owner))
+        self._services.event_stream += 1
         try:
             await self.look_at_all()
             self._looked = True
@@ -88,7 +89,7 @@ class Observer:
         sandbox = self._services.table.by_id(event.attributes.get(labels.SANDBOX_ID, ""))
         if sandbox is None or event.object_id not in sandbox.container_ids:
             return  # of an earlier run, or of somebody else
-        if event.action == "start":
+        if sandbox.is_old(event, stream=self._services.event_stream) or event.action == "start":
             return
         sandbox.add_event(event)
         if event.object_id in sandbox.intentional:
@@ -126,17 +127,22 @@ class Observer:
         Raises:
             EngineUnreachableError: The engine cannot be asked; nothing is concluded.
         """
+        asked = {sandbox: sandbox.run for sandbox in self._services.table if sandbox.record.phase is RecordPhase.ACTIVE}
         rows = await self._services.engine.list_containers(labels.owner_labels(self._services.owner))
         by_id = {row.container_id: row for row in rows}
         for sandbox in self._services.table:
-            if sandbox.record.phase is RecordPhase.ACTIVE:
-                await self._compare(sandbox, by_id)
-            elif sandbox.record.phase is RecordPhase.PROVISIONING:
+            phase = sandbox.record.phase
+            if phase is RecordPhase.ACTIVE and sandbox.record.failure is None:
+                if asked.get(sandbox) == sandbox.run:
+                    await self._compare(sandbox, by_id)
+            elif phase is RecordPhase.PROVISIONING:
                 sandbox.notify()
-            elif sandbox.record.phase is RecordPhase.FAILED and any(
-                row.labels.get(labels.SANDBOX_ID) == sandbox.sandbox_id for row in rows
-            ):
-                self._background.spawn(self._lifecycle.clear_failed(sandbox), name=f"clear {sandbox.sandbox_id} again")
+            elif phase is RecordPhase.FAILED:
+                if any(row.labels.get(labels.SANDBOX_ID) == sandbox.sandbox_id for row in rows):
+                    self._lifecycle.resume(sandbox)
+            elif phase is not RecordPhase.STOPPED:
+                sandbox.notify()
+                self._lifecycle.resume(sandbox)
 
     async def _compare(self, sandbox: Sandbox, rows: dict[str, ContainerRow]) -> None:
         record = sandbox.record

@@ -5,13 +5,14 @@ Nothing is touched that does not carry this driver's own owner label (compute-dr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, InvalidRequestError
 from driver_docker.lifecycle import interrupted
 from driver_docker.records import AUTH_FILE, Failure, RecordPhase
+from driver_docker.relaunch import ALIVE
 from driver_docker.requests import check_sandbox_id
 from driver_docker.services import now
 from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
     from driver_docker.engine import ContainerRow
     from driver_docker.records import SandboxRecord
+    from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
+
+_KEPT: Final = frozenset({RecordPhase.STARTING, RecordPhase.ACTIVE, RecordPhase.STOPPING, RecordPhase.STOPPED})
+"""Phases in which the containers that a record names are kept."""
 
 
 async def reclaim(services: Services) -> None:
@@ -52,7 +57,7 @@ async def reclaim(services: Services) -> None:
 def _is_current(row: ContainerRow, known: dict[str, SandboxRecord]) -> bool:
     """Whether a container is the workload or supervisor that a record names."""
     record = known.get(row.labels.get(labels.SANDBOX_ID, ""))
-    if record is None or record.phase not in {RecordPhase.ACTIVE, RecordPhase.STOPPED}:
+    if record is None or record.phase not in _KEPT:
         return False
     return row.container_id in {record.workload_id, record.supervisor_id}
 
@@ -105,8 +110,27 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         sandbox.workload = await services.engine.inspect_container(record.workload_id)
     except EngineAbsentError:
         services.log_of(sandbox).warning("workload container is gone")
+    await _miss_supervisor(services, sandbox)
     sandbox.secrets = await services.disk.run(lambda: _secrets(services, record.sandbox_id))
     services.log_of(sandbox).info("sandbox adopted", phase=record.phase.value)
+
+
+async def _miss_supervisor(services: Services, sandbox: Sandbox) -> None:
+    """Have a supervisor made again that is nowhere to be found beside a running workload."""
+    record, workload = sandbox.record, sandbox.workload
+    if record.phase is not RecordPhase.ACTIVE or record.failure is not None:
+        return
+    if workload is None or workload.status not in ALIVE:
+        return
+    if record.supervisor_id:
+        try:
+            await services.engine.inspect_container(record.supervisor_id)
+        except EngineAbsentError:
+            services.log_of(sandbox).warning("supervisor is gone; it is made again")
+        else:
+            return  # running, or ended with evidence of why
+    sandbox.record = record.changed(now(), phase=RecordPhase.STARTING, supervisor_id="")
+    await services.save_quietly(sandbox)
 
 
 def _secrets(services: Services, sandbox_id: str) -> tuple[str, ...]:

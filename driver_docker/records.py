@@ -21,7 +21,7 @@ from driver_docker.errors import RecordError
 from driver_docker.exit_journal import JOURNAL_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 RECORD_FILE: Final = "record.json"
@@ -33,7 +33,18 @@ DESCRIPTOR_FILE: Final = "runtime-descriptor.json"
 AUTH_FILE: Final = "supervisor-auth.json"
 MAIN_PROCESS_FILE: Final = "main-process.json"
 WORKSPACE_ROOT_FILE: Final = "workspace-root"
-START_GENERATION_FILE: Final = "start-generation"
+RETAINED_FILE: Final = "retained-launch.json"
+LAUNCH_FILES: Final = (
+    AUTH_FILE,
+    BOOTSTRAP_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    DESCRIPTOR_FILE,
+    MAIN_PROCESS_FILE,
+    WORKSPACE_ROOT_FILE,
+    RETAINED_FILE,
+)
+"""Everything that a start needs; the secrets first, so that they go first."""
 MAX_EXITS: Final = 20
 """How many verdicts are kept for each sandbox."""
 
@@ -45,7 +56,12 @@ class RecordPhase(StrEnum):
     """How far a sandbox has come, as the next driver must know it."""
 
     PROVISIONING = "provisioning"
+    STARTING = "starting"
+    """Its launch input is committed, and its containers are made to run from it; the next driver goes on with that."""
     ACTIVE = "active"
+    """It was ready once in this run; a failure says that it is not any more."""
+    STOPPING = "stopping"
+    """A stop was asked for and is not complete; the next driver completes it."""
     STOPPED = "stopped"
     FAILED = "failed"
     """Its launch failed and everything of it was removed; kept until it is deleted."""
@@ -78,6 +94,8 @@ class SandboxRecord:
     image_id: str = ""
     runtime_image_id: str = ""
     """Image of the sandbox runtime that the workload container keeps; empty in records of older drivers."""
+    runtime_image_reference: str = ""
+    """How that image was named when the sandbox was created; its tag may be all that tells the revision."""
     isolation_backend: str = ""
     """Backend that the sandbox was admitted with; empty: the built-in one (isolation contract 2.5, the pin)."""
     container_name: str = ""
@@ -86,6 +104,10 @@ class SandboxRecord:
     was_ready: bool = False
     """Whether this generation reached ready: a later exit is an exit, not a failed start."""
     failure: Failure | None = None
+    start_generation: str = ""
+    """The gateway's name of the start that this run comes from; empty after a create, until a start adopts it."""
+    fenced_finished_at: datetime | None = None
+    """When the run before the last start ended: an end observed with this time is an old one (contract 5.9)."""
 
     def changed(self, at: datetime, **fields: Any) -> SandboxRecord:
         """A copy with other fields and a new time of change."""
@@ -182,6 +204,28 @@ class RecordStore:
         """
         self._put(sandbox_id, files, durable=False)
 
+    def commit_files(self, sandbox_id: str, files: Mapping[str, bytes], *, last: str) -> None:
+        """Replace a set of files that count together: `last` goes first and comes back last.
+
+        Raises:
+            RecordError: The disk refused; `last` is missing then, which says that the set does not count.
+        """
+        self.remove_files(sandbox_id, (last,))
+        self._put(sandbox_id, {name: data for name, data in files.items() if name != last}, durable=False)
+        self._put(sandbox_id, {last: files[last]}, durable=True)
+
+    def remove_files(self, sandbox_id: str, names: Iterable[str]) -> None:
+        """Remove files of a sandbox where they are.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        for name in names:
+            try:
+                (self._directory / sandbox_id / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise RecordError(f"{name} of sandbox {sandbox_id} cannot be removed: {error.strerror}") from error
+
     def read_file(self, sandbox_id: str, name: str) -> bytes | None:
         """One launch file, or `None` when it was not written."""
         try:
@@ -248,9 +292,11 @@ def _decode(body: dict[str, Any]) -> SandboxRecord:
     failure = body.pop("failure")
     if failure is not None:
         failure = Failure(**{**failure, "at": datetime.fromisoformat(failure["at"])})
+    fence = body.pop("fenced_finished_at", None)
     return SandboxRecord(
         **{
             **body,
+            "fenced_finished_at": datetime.fromisoformat(fence) if fence is not None else None,
             "phase": RecordPhase(body["phase"]),
             "changed_at": datetime.fromisoformat(body["changed_at"]),
             "failure": failure,

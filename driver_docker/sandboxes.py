@@ -35,6 +35,11 @@ class Sandbox:
     """Containers whose end was told already, so that it is told once."""
     moved: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when an event or a request changed something that a waiting task may care about; see `notify`."""
+    run: int = 0
+    """Counts the runs of the workload: what was asked about an earlier one says nothing about this one."""
+    fenced: dict[str, int] = field(default_factory=dict)
+    """Containers that were started again, with the event stream's number at that time: what it tells of them before
+    their `start` is of their earlier run."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that must not appear in a log tail."""
 
@@ -47,6 +52,34 @@ class Sandbox:
     def container_ids(self) -> frozenset[str]:
         """The current workload and supervisor; anything else with this sandbox's label is of an earlier run."""
         return frozenset({self.record.workload_id, self.record.supervisor_id} - {""})
+
+    def begin_run(self, container_id: str, *, stream: int) -> None:
+        """Forget what was seen of a workload's earlier run, right before it is started again.
+
+        Args:
+            container_id: The workload container; it keeps its id over its runs.
+            stream: Number of the event stream that is read now.
+        """
+        self.run += 1
+        self.events.pop(container_id, None)
+        self.intentional.discard(container_id)
+        self.judged.discard(container_id)
+        self.fenced[container_id] = stream
+
+    def is_old(self, event: EngineEvent, *, stream: int) -> bool:
+        """Whether an event is of a container's earlier run. The engine tells the end of a run before the next start.
+
+        Args:
+            event: An event of one of the containers.
+            stream: Number of the stream that told it; a later one than at the start cannot tell of the earlier run.
+        """
+        fence = self.fenced.get(event.object_id)
+        if fence is None:
+            return False
+        if event.action == "start" or stream > fence:
+            del self.fenced[event.object_id]
+            return False
+        return True
 
     def add_event(self, event: EngineEvent) -> None:
         """Remember an event of a current container and wake whoever waits."""

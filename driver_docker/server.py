@@ -9,9 +9,9 @@ import grpc
 import structlog
 
 from driver_docker import encode
-from driver_docker.errors import DriverError, InvalidRequestError
+from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError
 from driver_docker.older_generation import listener_requirements_handler
-from driver_docker.requests import decode_sandbox
+from driver_docker.requests import decode_launch, decode_sandbox
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from openshell.wire.compute.v1 import compute_driver_pb2_grpc as pb_grpc
 
@@ -113,7 +113,17 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Start a stopped sandbox."""
 
         async def answer() -> pb.StartSandboxResponse:
-            await self._lifecycle.start(sandbox_id=request.sandbox_id, name=request.name)
+            if request.expected_runtime_identity:
+                raise PreconditionError(
+                    "expected_runtime_identity is set, but sandboxes of this driver have no runtime identity"
+                )
+            credentials = request.launch_authentication
+            await self._lifecycle.start(
+                sandbox_id=request.sandbox_id,
+                name=request.name,
+                generation=request.generation_id,
+                launch=decode_launch(credentials) if credentials else None,
+            )
             return pb.StartSandboxResponse()
 
         return await self._answer(context, answer())

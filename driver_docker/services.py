@@ -16,7 +16,7 @@ from driver_docker.snapshots import take_snapshot
 from driver_docker.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from driver_docker.config import DriverConfig
     from driver_docker.engine import Engine
@@ -52,6 +52,8 @@ class Services:
     metrics: Metrics = field(default_factory=Metrics)
     engine_events: Callable[[bool], None] = lambda _connected: None
     """Told whether the engine's events are being read now, at each change."""
+    event_stream: int = 0
+    """Number of the engine's event stream that is read now; each reconnect gets the next."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
     disk: WorkerPool = field(default_factory=lambda: WorkerPool("records", max_threads=2))
     _writes: dict[str, asyncio.Lock] = field(default_factory=dict)
@@ -97,6 +99,24 @@ class Services:
             RecordError: The disk refused.
         """
         await self.disk.run(lambda: self.store.save_files(sandbox.sandbox_id, files), to_the_end=True)
+
+    async def commit_files(self, sandbox: Sandbox, files: Mapping[str, bytes], *, last: str) -> None:
+        """Replace a set of launch files that count together.
+
+        Raises:
+            RecordError: The disk refused; the set does not count.
+        """
+        await self.disk.run(lambda: self.store.commit_files(sandbox.sandbox_id, files, last=last), to_the_end=True)
+
+    async def remove_files(self, sandbox: Sandbox, names: Iterable[str]) -> None:
+        """Remove launch files; a disk that refuses is logged.
+
+        They go again with the whole folder.
+        """
+        try:
+            await self.disk.run(lambda: self.store.remove_files(sandbox.sandbox_id, names), to_the_end=True)
+        except RecordError as error:
+            self.log_of(sandbox).error("launch files not removed", error=error.message)
 
     async def record_exit(self, sandbox: Sandbox, verdict: Verdict, tail: str) -> None:
         """Write the record and append a verdict with its raw tail, to the sandbox's own and to the common journal."""

@@ -81,6 +81,10 @@ def _ready(record: SandboxRecord, workload: ContainerFacts | None) -> tuple[Cond
         return ConditionStatus.FALSE, Reason.DELETING, "the sandbox is being deleted"
     if record.phase is RecordPhase.STOPPED:
         return ConditionStatus.FALSE, Reason.CONTAINER_STOPPED, "the sandbox was stopped on request"
+    if record.phase is RecordPhase.STOPPING:
+        return ConditionStatus.UNKNOWN, Reason.CONTAINER_STOPPED, "the sandbox is being stopped on request"
+    if record.phase is RecordPhase.STARTING:
+        return ConditionStatus.FALSE, Reason.STARTING, "the sandbox is being started"
     if record.failure is not None:
         return ConditionStatus.FALSE, record.failure.reason, record.failure.message
     if record.phase is RecordPhase.PROVISIONING or workload is None:

@@ -1,0 +1,242 @@
+"""Starting a retained sandbox again (compute-driver contract 3.7 and 5.9), and finishing starts that were interrupted.
+
+A start is accepted once its launch input is committed: from then on it is carried out in the background, across outages
+of the engine and restarts of the driver, until it is ready, fails, or is stopped or deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from driver_docker import events
+from driver_docker.engine import ContainerStatus, EngineUnreachableError
+from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
+from driver_docker.exits import failure_of
+from driver_docker.launch import ExitBeforeReadyError, as_failure, check_fence
+from driver_docker.records import Failure, RecordPhase
+from driver_docker.relaunch import ALIVE, Relauncher
+from driver_docker.services import now
+from driver_docker.verdict import Reason
+
+if TYPE_CHECKING:
+    from driver_docker.concurrency import Background
+    from driver_docker.engine import ContainerFacts
+    from driver_docker.exits import Exits
+    from driver_docker.launch import Launcher
+    from driver_docker.sandboxes import Sandbox
+    from driver_docker.services import Services
+    from driver_docker.stop import Stopper
+    from openshell.isolation.documents import LaunchAuthentication
+
+_GENERATION: Final = re.compile(r"[a-z0-9-]{1,64}")
+
+
+class Starter:
+    """Decides about starts and carries them out."""
+
+    def __init__(
+        self, services: Services, launcher: Launcher, exits: Exits, stopper: Stopper, background: Background
+    ) -> None:
+        self._services = services
+        self._launcher = launcher
+        self._relauncher = Relauncher(services, launcher)
+        self._exits = exits
+        self._stopper = stopper
+        self._background = background
+
+    def check_generation(self, generation: str) -> None:
+        """Check the gateway's name of a start.
+
+        Raises:
+            InvalidRequestError: It is not `[a-z0-9-]{1,64}`; a gateway of the older generation sends none.
+        """
+        if not generation and self._services.handshake.older:
+            return
+        if not _GENERATION.fullmatch(generation):
+            raise InvalidRequestError("generation_id must be 1 to 64 characters of a-z, 0-9 and -")
+
+    async def start(self, sandbox: Sandbox, generation: str, launch: LaunchAuthentication | None) -> None:
+        """Accept a start. To be run to its end whatever becomes of the caller.
+
+        Args:
+            sandbox: The sandbox.
+            generation: The gateway's name of this start; retries of one start carry the same.
+            launch: New credentials, or none.
+
+        Raises:
+            SandboxNotFoundError: It is gone or going, or its launch failed and nothing of it is left.
+            PreconditionError: It runs under another generation, the revisions no longer fit, or there are no
+                credentials that could be used.
+            EngineUnreachableError: The engine cannot be asked.
+        """
+        async with sandbox.lock:
+            self._check_present(sandbox)
+            record = sandbox.record
+            if record.phase in {RecordPhase.PROVISIONING, RecordPhase.STARTING}:
+                self._check_under_way(sandbox, generation)
+                return
+            facts = await self._relauncher.look_at_workload(sandbox)
+            if facts is None or facts.status is ContainerStatus.REMOVING:
+                raise SandboxNotFoundError(
+                    f"the workload container of sandbox {sandbox.sandbox_id} no longer exists; delete the sandbox and "
+                    "create it again"
+                )
+            await self._services.gate.admit_again(record)
+            if facts.status is ContainerStatus.DEAD:
+                raise PreconditionError(
+                    f"the engine gave the workload container of sandbox {sandbox.sandbox_id} up (state dead), and will "
+                    "not start it again; delete the sandbox"
+                )
+            if facts.status in ALIVE and record.phase is RecordPhase.ACTIVE and record.failure is None:
+                await self._start_running(sandbox, generation, launch, facts)
+            else:
+                await self._start_ended(sandbox, generation, launch, facts)
+
+    def _check_present(self, sandbox: Sandbox) -> None:
+        current = self._services.table.by_id(sandbox.sandbox_id)
+        if current is not sandbox or sandbox.record.phase is RecordPhase.DELETING:
+            raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} was deleted")
+        if sandbox.record.phase is RecordPhase.FAILED:
+            raise SandboxNotFoundError(
+                f"sandbox {sandbox.sandbox_id} failed to launch and nothing of it is left to start; create it again"
+            )
+
+    @staticmethod
+    def _check_under_way(sandbox: Sandbox, generation: str) -> None:
+        under_way = sandbox.record.start_generation
+        if under_way and generation and under_way != generation:
+            raise PreconditionError(
+                f"sandbox {sandbox.sandbox_id} is being started as generation {under_way}; stop it before it is "
+                f"started as {generation}"
+            )
+
+    async def _start_running(
+        self, sandbox: Sandbox, generation: str, launch: LaunchAuthentication | None, facts: ContainerFacts
+    ) -> None:
+        """The workload runs: whatever happens, it is not started again."""
+        record = sandbox.record
+        if record.start_generation and generation and record.start_generation != generation:
+            raise PreconditionError(
+                f"sandbox {sandbox.sandbox_id} runs as generation {record.start_generation}; stop it before it is "
+                f"started as {generation}"
+            )
+        if generation and not record.start_generation:
+            sandbox.record = record.changed(record.changed_at, start_generation=generation)
+            await self._services.save(sandbox)
+        sandbox.workload = facts
+        if launch is None or facts.status is ContainerStatus.PAUSED:
+            # A pause is an operator's, and no supervisor could attach in it.
+            self._services.publish_snapshot(sandbox)
+            return
+        committed = await self._relauncher.read_committed(sandbox)
+        if committed.documents.auth_bundle == launch.supervisor_json:
+            self._services.publish_snapshot(sandbox)
+            return
+        bundle = launch.supervisor
+        if (bundle.session_id, bundle.runtime_generation) != (committed.session_id, committed.generation):
+            raise PreconditionError(
+                f"launch_authentication is of generation {bundle.runtime_generation} and another session than the "
+                f"running workload of sandbox {sandbox.sandbox_id}, of generation {committed.generation}; stop the "
+                "sandbox first"
+            )
+        await self._relauncher.refresh_credentials(sandbox, launch)
+        await self._accept(sandbox, generation)
+
+    async def _start_ended(
+        self, sandbox: Sandbox, generation: str, launch: LaunchAuthentication | None, facts: ContainerFacts
+    ) -> None:
+        if facts.status in ALIVE:
+            # Started by somebody else, or left by a failure: it has no valid launch input, so it must end first.
+            await self._stopper.stop_containers(sandbox)
+            facts = sandbox.workload or facts
+        check_fence(facts)
+        await self._launcher.resources.recheck(facts)
+        await self._relauncher.read_retained(sandbox)
+        if launch is None:
+            committed = await self._relauncher.read_committed(sandbox)
+            committed.check_fresh(sandbox.sandbox_id)
+        elif not await self._is_committed(sandbox, generation, launch):
+            await self._relauncher.rotate(sandbox, launch, facts)
+        await self._accept(sandbox, generation)
+
+    async def _is_committed(self, sandbox: Sandbox, generation: str, launch: LaunchAuthentication) -> bool:
+        """Whether this is a retry of a start whose launch input was committed before."""
+        if sandbox.record.start_generation != generation:
+            return False
+        try:
+            committed = await self._relauncher.read_committed(sandbox)
+        except PreconditionError:
+            return False
+        return committed.documents.auth_bundle == launch.supervisor_json
+
+    async def _accept(self, sandbox: Sandbox, generation: str) -> None:
+        services = self._services
+        before = sandbox.record
+        sandbox.record = before.changed(
+            now(),
+            phase=RecordPhase.STARTING,
+            failure=None,
+            was_ready=False,
+            start_generation=generation or before.start_generation,
+        )
+        try:
+            await services.save(sandbox)
+        except DriverError:
+            sandbox.record = before
+            raise
+        services.publish_snapshot(sandbox)
+        self.resume(sandbox)
+
+    def resume(self, sandbox: Sandbox) -> None:
+        """Go on with an accepted start, unless that is being done. Returns at once."""
+        if sandbox.record.phase is not RecordPhase.STARTING:
+            return
+        if sandbox.launch_task is None or sandbox.launch_task.done():
+            sandbox.launch_task = self._background.spawn(self._carry_out(sandbox), name=f"start {sandbox.sandbox_id}")
+
+    async def _carry_out(self, sandbox: Sandbox) -> None:
+        services = self._services
+        try:
+            await self._relauncher.run(sandbox)
+        except EngineUnreachableError as error:
+            services.log_of(sandbox).warning("start goes on when the engine answers again", error=error.message)
+            return
+        except Exception as error:
+            if not isinstance(error, DriverError):
+                services.log_of(sandbox).exception("start failed unexpectedly")
+            await self._failed(sandbox, error)
+            return
+        if sandbox.record.phase is not RecordPhase.STARTING:
+            return
+        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
+        services.publish(events.started(sandbox.sandbox_id, now(), container_name=sandbox.record.container_name))
+        services.publish_snapshot(sandbox)
+        self._exits.look(sandbox)
+        await services.save_quietly(sandbox)
+
+    async def _failed(self, sandbox: Sandbox, error: Exception) -> None:
+        """Tell why, then end both containers; unlike after a failed create, the workload and its volumes are kept."""
+        services = self._services
+        if sandbox.record.phase is not RecordPhase.STARTING:
+            return
+        reason, message = as_failure(error)
+        if not isinstance(error, ExitBeforeReadyError) and reason == Reason.CONTAINER_CREATE_FAILED:
+            reason = Reason.CONTAINER_START_FAILED
+        failure = Failure(reason=reason, message=message, at=now())
+        if isinstance(error, ExitBeforeReadyError):
+            failure = failure_of(error.exit.verdict)
+        sandbox.judged |= sandbox.container_ids
+        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, failure=failure)
+        services.log_of(sandbox).warning("start failed", reason=failure.reason, message=failure.message)
+        if isinstance(error, ExitBeforeReadyError):
+            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
+        else:
+            await services.save_quietly(sandbox)
+        services.publish(
+            events.warning(
+                sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
+            )
+        )
+        services.publish_snapshot(sandbox)
+        await self._exits.finish(sandbox)
