@@ -93,6 +93,7 @@ class BoundarySession:
         self._recovery_timer: asyncio.TimerHandle | None = None
         self._attached: Attach | None = None
         self._termination_failure: str | None = None
+        self._leaving = False
 
     async def handle(self, peer: AuthenticatedPeer, envelope: RequestEnvelope) -> Result:
         """Answer one request.
@@ -118,12 +119,18 @@ class BoundarySession:
 
     def disconnected(self, connection_id: str) -> None:
         """A physical connection is gone."""
+        if self._leaving:
+            return
         self._step(states.Disconnected(connection_id=connection_id))
 
     async def terminate(self) -> None:
         """End the boundary from this side and return once nothing runs any more; idempotent."""
         self._step(states.TerminationAsked())
         await self.terminal.wait()
+
+    def leave(self) -> None:
+        """From here on connections are cut from this side: no loss, and nothing to recover."""
+        self._leaving = True
 
     async def close(self) -> None:
         """Release tasks and timers; the workload is left as it is."""

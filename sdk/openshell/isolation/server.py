@@ -109,6 +109,7 @@ class BoundaryServer:
 
     async def close(self) -> None:
         """Stop listening, let answers that are due leave, release everything; idempotent. Leaves the workload alone."""
+        self._session.leave()
         if self._socket is not None:
             _remove_socket(*self._socket)
             self._socket = None

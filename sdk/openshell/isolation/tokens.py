@@ -1,22 +1,26 @@
-"""Session tokens: EdDSA JWTs for the Sandbox Protocol and for the gateway (isolation contract 1)."""
+"""Session tokens: EdDSA JWTs for the Sandbox Protocol and for the gateway (isolation contract 1).
+
+The holder of a token needs no cryptography; its import is paid for by whoever makes a verifier or signs.
+"""
 
 from __future__ import annotations
 
+import base64
 import hmac
+import json
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-
-import jwt
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_pem_public_key
+from typing import TYPE_CHECKING
 
 from openshell.isolation.credentials import VerificationKey
 from openshell.isolation.errors import DocumentError, TokenError
 from openshell.isolation.json_fields import I64_MAX, U64_MAX, check_generation, check_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 MAX_LIFETIME_SECONDS = 3600
 """Longest lifetime of an expiring token."""
@@ -139,6 +143,10 @@ class TokenVerifier:
         allow_nonexpiring: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        # Now, and not when the first peer waits for its answer.
+        import jwt
+
+        self._codec = jwt.PyJWT()
         self._profile = profile
         self._gateway_id = gateway_id
         self._keys = {key.key_id: _public_key(key) for key in keys}
@@ -196,6 +204,8 @@ class TokenVerifier:
         return self.verify(token.strip())
 
     def _payload(self, token: str) -> Mapping[str, object]:
+        import jwt
+
         if len(token) > MAX_TOKEN_BYTES:
             raise TokenError("token is too long")
         try:
@@ -213,7 +223,7 @@ class TokenVerifier:
             raise TokenError("kid names no known key")
         try:
             # Only the signature is left to the library: the claims have rules of their own.
-            payload: Mapping[str, object] = jwt.decode(
+            payload: Mapping[str, object] = self._codec.decode(
                 token,
                 key=key,
                 algorithms=[_ALGORITHM],
@@ -253,14 +263,23 @@ def read_auth_epoch(token: str) -> int:
     Raises:
         TokenError: the token is no JWT or claims no epoch.
     """
+    _, _, rest = token.partition(".")
+    encoded, _, signature = rest.partition(".")
     try:
-        payload: Mapping[str, object] = jwt.decode(token, options={"verify_signature": False})
-    except jwt.PyJWTError:
-        raise TokenError("not a JWT") from None
+        payload = json.loads(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):  # binascii.Error and JSONDecodeError among them
+        payload = None
+    if not isinstance(payload, dict) or not signature:
+        raise TokenError("not a JWT")
     return _number_claim(payload, "auth_epoch")
 
 
 def _mint(profile: TokenProfile, claims: TokenClaims, key_id: str, private_key_pem: str) -> str:
+    import jwt
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
     try:
         key = load_pem_private_key(private_key_pem.encode("utf-8"), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -287,6 +306,10 @@ def _mint(profile: TokenProfile, claims: TokenClaims, key_id: str, private_key_p
 
 
 def _public_key(key: VerificationKey) -> Ed25519PublicKey:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     try:
         public = load_pem_public_key(key.public_key_pem.encode("utf-8"))
     except (ValueError, UnsupportedAlgorithm):

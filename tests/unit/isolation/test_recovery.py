@@ -85,6 +85,14 @@ async def test_a_boundary_that_is_gone_is_given_up(boundary: Boundary) -> None:
         await client.wait(MAIN)
 
 
+async def test_a_server_that_closes_has_lost_nothing(boundary: Boundary, caplog: pytest.LogCaptureFixture) -> None:
+    client = await recovering(boundary)
+    await boundary.server.close()
+    await client.connection_lost.wait()
+    assert "freeze" not in boundary.backend.calls
+    assert [record.message for record in caplog.records if record.name.endswith("boundary_session")] == []
+
+
 async def test_an_error_frame_is_final_and_costs_no_connection(boundary: Boundary) -> None:
     client = await recovering(boundary)
     await client.signal(MAIN, Signal.TERM)

@@ -9,6 +9,8 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed448
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted.isolation_boundary import GATEWAY, GENERATION, SANDBOX, Keys, claims
 
 from openshell.isolation.documents import DocumentError, VerificationKey
@@ -18,6 +20,7 @@ from openshell.isolation.tokens import (
     TokenVerifier,
     mint_gateway_token,
     mint_sandbox_token,
+    read_auth_epoch,
 )
 from openshell.status import StatusCode
 
@@ -200,3 +203,20 @@ def test_what_could_not_be_verified_is_not_minted() -> None:
     for change in ({"expires_at": now - 1}, {"expires_at": now + 4000}, {"auth_epoch": 0}, {"token_id": "x"}):
         with pytest.raises(DocumentError):
             claims(issued_at=now, **change)
+
+
+@given(st.integers(min_value=1, max_value=2**64 - 1))
+def test_a_holder_reads_the_epoch_of_its_token(epoch: int) -> None:
+    assert read_auth_epoch(signed(payload(auth_epoch=epoch))) == epoch
+
+
+@given(st.text() | st.builds(".".join, st.lists(st.text(alphabet="eyJ9-_=+/A0"), min_size=3, max_size=4)))
+def test_a_holder_of_nonsense_is_told(token: str) -> None:
+    with pytest.raises(TokenError):
+        read_auth_epoch(token)
+
+
+@pytest.mark.parametrize("members", [{"auth_epoch": True}, {"auth_epoch": "1"}, {}])
+def test_a_holder_of_a_token_without_an_epoch_is_told(members: dict[str, object]) -> None:
+    with pytest.raises(TokenError, match="auth_epoch"):
+        read_auth_epoch(jwt.encode(members, "k" * 32))
