@@ -196,3 +196,8 @@ async def find_engine(config: DriverConfig, environment: Mapping[str, str]) -> D
         raise failures[0].error
     listed = "; ".join(f"{failure.error.message} ({failure.address.origin})" for failure in failures)
     raise EngineUnreachableError(f"no Docker Engine found: {listed}; start one or name its socket with --docker-socket")
+
+
+def engine_is_local(config: DriverConfig) -> bool:
+    """Whether the engine's files are, as far as the configuration tells, the files of this host."""
+    return config.docker_context is None and (config.socket_path or "/").startswith(("/", "unix:"))

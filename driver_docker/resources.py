@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from driver_docker import mounts
 from driver_docker.engine import EngineAbsentError
+from driver_docker.engine_address import engine_is_local
 from driver_docker.errors import PreconditionError
 from driver_docker.gpu import GpuSelector
 from driver_docker.mounts import BindRequest
@@ -122,7 +123,7 @@ class Resources:
             api=self._engine.info.api,
         )
         sources = [mount.source for mount in request.mounts if isinstance(mount, BindRequest)]
-        if sources and _is_local(config):
+        if sources and engine_is_local(config):
             missing = await asyncio.to_thread(_missing, sources)
             if missing is not None:
                 # The engine would make an empty folder there, owned by root.
@@ -137,11 +138,6 @@ class Resources:
             return  # not pulled yet: the launch will tell
         root = workspace_root(image.working_dir, image_volumes=image.volumes)
         mounts.check_against_workspace(request.mounts, root)
-
-
-def _is_local(config: DriverConfig) -> bool:
-    """Whether the engine's files are, as far as the configuration tells, this host's files."""
-    return config.docker_context is None and (config.socket_path or "/").startswith(("/", "unix:"))
 
 
 def _missing(paths: list[str]) -> str | None:

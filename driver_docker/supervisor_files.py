@@ -6,16 +6,17 @@ They are read anew for each launch, so that a rotated file counts from the next 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from driver_docker.engine_address import engine_is_local
 from driver_docker.errors import ProvisioningError
-from driver_docker.isolation_backends import Delegation
+from driver_docker.isolation_backends import Delegation, supervisor_binds
+from driver_docker.upstream_proxy import spiffe_binds
 from openshell.isolation.documents import DocumentError, TransportTls
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from driver_docker.config import DriverConfig
 
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -44,8 +45,10 @@ def read_supervisor_files(config: DriverConfig) -> SupervisorFiles:
 
     Raises:
         SupervisorFileError: A file is missing, unreadable, empty, too large, or holds no certificate where one is due.
-            The text names the key and never quotes the content.
+            The text names the key and never quotes the content. Or a folder that is to be shown to the supervisor is
+            not there: the engine would make an empty one.
     """
+    _check_folders(config)
     return SupervisorFiles(
         gateway_ca=_certificates("guest_tls_ca", config.guest_tls_ca),
         proxy_auth=_read("proxy_auth_file", config.proxy_auth_file, limit=_MAX_SECRET_BYTES),
@@ -69,6 +72,15 @@ def read_delegation(config: DriverConfig) -> Delegation | None:
     except DocumentError as error:
         raise SupervisorFileError(f"isolation backend {backend.name} cannot be used: {error.message}") from None
     return Delegation(backends=backend.as_supervisor_sees_it(), tls=tls)
+
+
+def _check_folders(config: DriverConfig) -> None:
+    if not engine_is_local(config):
+        return
+    binds = spiffe_binds(config) + supervisor_binds(config.delegated_backend)
+    for folder in (Path(bind.partition(":")[0]) for bind in binds):
+        if not folder.is_dir():
+            raise SupervisorFileError(f"folder {folder}, which the configuration names for supervisors, does not exist")
 
 
 def _certificates(key: str, file: Path | None) -> bytes | None:

@@ -620,6 +620,19 @@ async def test_protected_names_do_not_reach_the_agent_and_its_own_do(
         await delete(link, wanted)
 
 
+async def test_a_missing_folder_for_supervisors_fails_the_launch_and_is_not_made(
+    bench: DriverBench, tmp_path: Path
+) -> None:
+    folder = tmp_path / "spire"
+    async with bench.running(provider_spiffe_workload_api_socket=str(folder / "agent.sock")) as (_, link):
+        wanted = bench.sandbox()
+        observed = await bench.launch(link, wanted)
+        assert ready(observed).reason == "BoundaryConfigWriteFailed"
+        assert str(folder) in ready(observed).message
+        await delete(link, wanted)
+    assert not folder.exists()
+
+
 async def test_upstreams_staging_leaves_a_read_only_volume_with_the_supervisors_own_files(bench: DriverBench) -> None:
     async with bench.running(staging="upstream") as (_, link):
         wanted = bench.sandbox()

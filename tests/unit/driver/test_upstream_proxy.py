@@ -142,3 +142,12 @@ def test_a_file_that_cannot_be_used_is_named_and_never_quoted(
     assert word in refused.value.message
     assert "s3cr3t" not in refused.value.message
     assert refused.value.status is StatusCode.FAILED_PRECONDITION
+
+
+def test_a_folder_for_supervisors_must_be_there_where_the_engines_files_are_ours(tmp_path: Path) -> None:
+    socket = tmp_path / "spire" / "agent.sock"
+    with pytest.raises(SupervisorFileError, match="spire, which the configuration names"):
+        read_supervisor_files(config(provider_spiffe_workload_api_socket=str(socket)))
+    read_supervisor_files(config(provider_spiffe_workload_api_socket=str(socket), socket_path="tcp://10.0.0.1:2375"))
+    socket.parent.mkdir()
+    read_supervisor_files(config(provider_spiffe_workload_api_socket=str(socket)))
