@@ -47,10 +47,12 @@ def test(arguments: list[str]) -> int:
     command = [sys.executable, "-m", "pytest", *rest]
     if options.no_engine:
         return run_foreground(command, child_environment() | {"OPENSHELL_TEST_NO_ENGINE": "1"})
+    from devtools.docker_registry import have_registry
     from devtools.prepared import prepared_engine
 
+    registry = have_registry()
     with prepared_engine(is_shared=options.shared_engine) as prepared:
-        code = run_foreground(command, prepared.environment() | {"OPENSHELL_REQUIRE_ENGINE": "1"})
+        code = run_foreground(command, prepared.environment() | registry | {"OPENSHELL_REQUIRE_ENGINE": "1"})
     return code or (1 if prepared.changes else 0)
 
 

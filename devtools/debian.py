@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ POLICY = Path("/usr/sbin/policy-rc.d")
 
 _SAVED_SUFFIX = ".before-openshell-docker"
 _FORBIDS = 101
+_DOWNLOAD_TIMEOUT_SECONDS = 120.0
 _OUR_POLICY = f"""\
 #!/bin/sh
 # Written by OpenShell-Docker's ./dev while it installs packages; removed afterwards.
@@ -59,6 +61,46 @@ def install(packages: Sequence[str], *, purpose: str, log: Path, policy: Path = 
             # The usual cause is an outdated list that names files which are gone from the mirror.
             _update(log)
             _apt(command, title=title, log=log, interruptible=False)
+
+
+def unpack_program(package: str, place: str, kept: Path) -> Path:
+    """Take one program out of a package without installing it: that needs no root and changes nothing on the machine.
+
+    Args:
+        package: Name of a Debian package.
+        place: Where the program is in it, without the first slash.
+        kept: Where it is kept.
+
+    Raises:
+        StepFailedError: The package cannot be had, or has no such program.
+    """
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f"{package}-", dir=kept.parent) as scratch:
+        folder = Path(scratch)
+        try:
+            _quietly(["apt-get", "--quiet", "--quiet", "download", package], folder)
+            for archive in folder.glob(f"{package}_*.deb"):
+                _quietly(["dpkg-deb", "--extract", archive.name, "root"], folder)
+            program = folder / "root" / place
+            program.chmod(0o755)
+            # Renamed, so that nobody ever finds half of it.
+            return program.replace(kept)
+        except (OSError, subprocess.SubprocessError) as error:
+            lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
+            why = lines[-1] if lines else type(error).__name__
+            raise StepFailedError(f"{place} of the Debian package {package} cannot be had: {why}") from error
+
+
+def _quietly(command: list[str], folder: Path) -> None:
+    subprocess.run(
+        command,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_DOWNLOAD_TIMEOUT_SECONDS,
+    )
 
 
 def read_lists_for(package: str, *, log: Path) -> bool:
