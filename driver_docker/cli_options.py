@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, get_args
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin
 
 import click
 
@@ -35,15 +36,16 @@ def flag_of(key: str) -> str | None:
 
 
 def _kinds(key: str) -> tuple[Any, ...]:
-    """The types that a key's annotation is made of, `Annotated`, `Literal` and unions taken apart."""
+    """The types that a key's annotation is made of, `Annotated` and unions taken apart."""
     pending, found = [DriverConfig.model_fields[key].annotation], []
     while pending:
         annotation = pending.pop()
-        inner = get_args(annotation)
-        if not inner or isinstance(annotation, type):
-            found.append(annotation)
+        if hasattr(annotation, "__metadata__"):
+            pending += get_args(annotation)[:1]
+        elif get_origin(annotation) in {Union, UnionType}:
+            pending += get_args(annotation)
         else:
-            pending += inner[:1] if hasattr(annotation, "__metadata__") else inner
+            found.append(get_origin(annotation) or annotation)
     return tuple(found)
 
 

@@ -135,15 +135,25 @@ class DriverConfig(_Table):
     grpc_endpoint: str = "http://127.0.0.1:17670"
     """Where supervisors reach the gateway."""
     default_image: str = "nvcr.io/nvidia/base/ubuntu:24.04"
+    """Workload image where the caller names none."""
     image_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
+    """When images are pulled: `always`, `if_not_present` or `never`."""
     sandbox_runtime_image: str = "ghcr.io/nvidia/openshell/sandbox:0.1.5"
+    """Image that holds the sandbox runtime, which every workload container gets read-only."""
     supervisor_image: str = "ghcr.io/nvidia/openshell/supervisor:0.1.5"
+    """Image of the control supervisor."""
     guest_tls_ca: Path | None = None
+    """PEM file of the CA that supervisors trust for an https `grpc_endpoint`; needed there, refused otherwise."""
     ssh_socket_path: str = "/run/openshell/ssh.sock"
+    """The supervisor's `OPENSHELL_SSH_SOCKET_PATH`."""
     sandbox_pids_limit: Annotated[int, Field(ge=1, le=2**31 - 1)] = 2048
+    """Most processes and threads in a workload container."""
     app_armor_profile: str | None = None
+    """AppArmor profile of workload containers: `Unconfined`, `RuntimeDefault` or `Localhost/<name>`."""
     allow_driver_config: bool = False
+    """Whether callers may send a `driver_config`; must equal the gateway's setting."""
     resource_admission: ResourceAdmission = Field(default_factory=ResourceAdmission)
+    """Which volumes a sandbox may attach, by their labels; must equal the gateway's setting."""
     enable_bind_mounts: bool = False
     """Whether callers may mount folders of the host; needs `resource_admission.enabled = false` as well."""
     https_proxy: str | None = None
@@ -163,6 +173,7 @@ class DriverConfig(_Table):
     telemetry_enabled: bool = False
     """The containers' `OPENSHELL_TELEMETRY_ENABLED` (ours)."""
     log_level: LogLevel = LogLevel.INFO
+    """Threshold of the driver's log and the containers' default `OPENSHELL_LOG_LEVEL`."""
 
     gateway_manages_lifecycle: bool = True
     """Whether the gateway stops and starts all sandboxes around its own restarts (ours to choose)."""
@@ -190,8 +201,11 @@ class DriverConfig(_Table):
     """Port of 127.0.0.1 with Prometheus metrics (ours); 0 takes a free one; nothing is served when absent."""
 
     supervisor_bin: str | None = None
+    """Refused: name an image with `sandbox_runtime_image`."""
     guest_tls_cert: str | None = None
+    """Refused: only `guest_tls_ca` is used."""
     guest_tls_key: str | None = None
+    """Refused: only `guest_tls_ca` is used."""
 
     @field_validator("sandbox_label")
     @classmethod

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _KIND: Final = "container"
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 30.0
-_TOLD: Final = frozenset({"die", "destroy", "kill", "oom", "pause", "unpause", "start"})
+TOLD: Final = frozenset({"die", "destroy", "kill", "oom", "pause", "unpause", "start"})
 _RUNS: Final = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING})
 
 
@@ -84,7 +84,7 @@ class Observer:
 
     def take(self, event: EngineEvent) -> None:
         """Handle one event. Never waits: what takes time becomes a task."""
-        if event.action not in _TOLD:
+        if event.action not in TOLD:
             return
         sandbox = self._services.table.by_id(event.attributes.get(labels.SANDBOX_ID, ""))
         if sandbox is None or event.object_id not in sandbox.container_ids:

@@ -63,7 +63,7 @@ def test_every_command_takes_every_scalar_key_and_the_output(command: str) -> No
 
 
 def test_tables_have_no_flag() -> None:
-    assert flag_of("resource_admission") is None
+    assert (flag_of("resource_admission"), flag_of("isolation_backends")) == (None, None)
     assert (flag_of("socket_path"), flag_of("sandbox_label")) == ("--docker-socket", "--sandbox-label")
 
 
