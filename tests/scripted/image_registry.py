@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import hashlib
 import io
@@ -219,6 +218,7 @@ class RegistryRelay:
     left: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the engine went away from such an answer."""
     _let_go: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _has_cut: bool = False
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _server: asyncio.Server | None = None
@@ -232,8 +232,7 @@ class RegistryRelay:
     async def __aexit__(self, *exc_info: object) -> None:
         if self._server is not None:
             self._server.close()
-        for task in tuple(self._tasks):
-            task.cancel()
+        self._closing.set()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def count(self, method: str, part: str) -> int:
@@ -248,8 +247,12 @@ class RegistryRelay:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            await self._relay(reader, writer)
+        relaying = asyncio.create_task(self._relay(reader, writer))
+        closing = asyncio.create_task(self._closing.wait())
+        await asyncio.wait({relaying, closing}, return_when=asyncio.FIRST_COMPLETED)
+        for part in (relaying, closing):
+            part.cancel()
+        await asyncio.gather(relaying, closing, return_exceptions=True)
         writer.transport.abort()
         self._tasks.discard(task)
 
