@@ -86,7 +86,7 @@ class Launcher:
         self.runtime_volumes = RuntimeVolumes(services.engine, services.owner)
         self.resources = Resources(services.engine, services.config)
         self._accounts = AccountsReader(services.engine)
-        self.slots = asyncio.Semaphore(services.config.start_concurrency)
+        self.slots = services.metrics.slots(services.config.start_concurrency)
         self._crypto = WorkerPool("certificates", max_threads=1)
 
     def close(self) -> None:

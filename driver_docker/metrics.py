@@ -202,9 +202,11 @@ class LaunchCounter:
         ready = next((condition for condition in snapshot.conditions if condition.type == READY), None)
         if ready is None or snapshot.deleting or ready.status is not ConditionStatus.FALSE:
             return
-        if ready.reason == Reason.CONTAINER_STOPPED:
+        if ready.reason == Reason.STARTING:
+            self._begun.setdefault(snapshot.sandbox_id, self._clock())  # a start of a stopped sandbox
+        elif ready.reason == Reason.CONTAINER_STOPPED:
             self._end(snapshot.sandbox_id, "cancelled")
-        elif ready.reason != Reason.STARTING:
+        else:
             self._end(snapshot.sandbox_id, "failed")
 
     def _end(self, sandbox_id: str, result: str) -> None:

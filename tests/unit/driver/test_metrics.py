@@ -127,6 +127,17 @@ def test_each_launch_is_counted_once(seen: list[events.WatchEvent], result: str 
         assert value(metrics, "launches_total", result=result) == 1
 
 
+def test_a_start_of_a_stopped_sandbox_is_a_launch() -> None:
+    metrics = Metrics()
+    counter = LaunchCounter(metrics, clock=lambda: 0.0)
+    for reason in ("Starting", "Starting", "ControlSupervisorStartFailed", "ControlSupervisorStartFailed"):
+        counter.see(snapshot(reason))
+    assert value(metrics, "launches_total", result="failed") == 1
+    counter.see(snapshot("Starting"))
+    counter.see(events.started("sb", AT, container_name="c"))
+    assert value(metrics, "launches_total", result="ready") == 1
+
+
 async def test_state_is_read_when_it_is_asked_for() -> None:
     metrics, table, hub = Metrics(), SandboxTable(), WatchHub[str]()
     metrics.watch_state(table, hub)
