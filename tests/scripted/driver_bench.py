@@ -17,10 +17,11 @@ from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from scripted import compute_gateway as gateway
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from docker import APIClient
 
+    from driver_docker.engine import Engine
     from scripted.stub_images import StubImages
 
 ROLE = "openshell.ai/isolation-role"
@@ -54,12 +55,19 @@ class DriverBench:
         return load_config(values | changes, environment={})
 
     @asynccontextmanager
-    async def running(self, **changes: Any) -> AsyncIterator[tuple[Driver, gateway.ComputeGateway]]:
-        """A driver that serves, and a gateway that watches it."""
+    async def running(
+        self, *, wrap: Callable[[Engine], Any] | None = None, **changes: Any
+    ) -> AsyncIterator[tuple[Driver, gateway.ComputeGateway]]:
+        """A driver that serves, and a gateway that watches it.
+
+        Args:
+            wrap: Puts something between the driver and the engine.
+            changes: Keys of the configuration.
+        """
         config = self.config(**changes)
         async with (
             await DockerEngine.connect(self.docker_host) as engine,
-            Driver(config, engine) as driver,
+            Driver(config, wrap(engine) if wrap is not None else engine) as driver,
             gateway.ComputeGateway(f"unix:{config.bind_socket}") as link,
         ):
             yield driver, link
