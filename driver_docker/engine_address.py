@@ -154,6 +154,10 @@ async def connect(address: EngineAddress) -> DockerEngine:
     tunnel = await SshTunnel.open(address.url)
     try:
         engine = await DockerEngine.connect(tunnel.local_url)
+    except EngineError as error:
+        await tunnel.close()
+        # The operator knows the address, not the tunnel's end on this machine.
+        raise type(error)(error.message.replace(tunnel.local_url, address.url)) from error
     except BaseException:
         await tunnel.close()
         raise

@@ -125,7 +125,7 @@ class SshTunnel:
         except BaseException:
             await _end(process)
             raise
-        await _end(process)
+        await _end(process, by_itself=True)
         raise EngineUnreachableError(f"no Docker Engine answers at {self._url}: ssh: {words}")
 
     @staticmethod
@@ -168,7 +168,12 @@ class SshTunnel:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
-async def _end(process: Process) -> None:
+async def _end(process: Process, *, by_itself: bool = False) -> None:
+    """End a process; one that is ending by itself is given a moment first."""
+    if by_itself:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -173,3 +173,16 @@ async def test_field_report_48_an_engine_over_ssh(
         await stream.close()
     with pytest.raises(EngineUnreachableError):
         await engine.ping()
+
+
+async def test_an_engine_that_is_not_at_the_other_end_is_named_by_its_address(
+    docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ssh"
+    program.write_text(SSH.format(python=sys.executable, engine=tmp_path / "none.sock"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(EngineUnreachableError) as refused:
+        await find_engine(config(socket_path="ssh://me@there"), {})
+    assert "ssh://me@there" in refused.value.message
+    assert "openshell-ssh-" not in refused.value.message
