@@ -22,6 +22,7 @@ from openshell.wire.extension.v1 import extension_pb2
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
+    from driver_docker.engine import EngineInfo
 
 
 DISTRIBUTION: Final = "openshell-docker"
@@ -35,13 +36,25 @@ def own_version() -> str:
         return "0.0.0+unknown"
 
 
-def capabilities(config: DriverConfig, *, cdi_supported: bool = False) -> pb.GetCapabilitiesResponse:
+def capabilities(config: DriverConfig, engine: EngineInfo | None = None) -> pb.GetCapabilitiesResponse:
     """The driver's answer to the handshake; the same for the same configuration and engine, always.
 
     Args:
         config: The driver's configuration.
-        cdi_supported: Whether the engine looks for CDI specifications; without them no GPU is ever placed.
+        engine: What the engine said when it was connected: without CDI specifications no GPU is ever placed, and a
+            limit that its kernel does not enforce is not promised. `None` stands for one that enforces all limits.
     """
+    cpu, memory = engine is None or engine.cpu_limits, engine is None or engine.memory_limits
+    gpus = engine is not None and engine.cdi_supported
+    withdrawn = {
+        name
+        for name, enforced in (
+            ("openshell.compute.cpu-limit.hard", cpu),
+            ("openshell.compute.memory-limit.hard", memory),
+            ("openshell.compute.pids-limit.hard", engine is None or engine.pids_limits),
+        )
+        if not enforced
+    }
     return pb.GetCapabilitiesResponse(
         driver_name="docker",
         driver_version=own_version(),
@@ -50,17 +63,15 @@ def capabilities(config: DriverConfig, *, cdi_supported: bool = False) -> pb.Get
         supports_sandbox_authentication=False,
         driver_reports_runtime_readiness=False,
         resource_capabilities=pb.ResourceCapabilities(
-            cpu=pb.CpuResourceCapabilities(limit_supported=True),
-            memory=pb.MemoryResourceCapabilities(limit_supported=True),
-            gpu=pb.GpuResourceCapabilities(
-                default_selection_supported=cdi_supported, count_selection_supported=cdi_supported
-            ),
+            cpu=pb.CpuResourceCapabilities(limit_supported=cpu),
+            memory=pb.MemoryResourceCapabilities(limit_supported=memory),
+            gpu=pb.GpuResourceCapabilities(default_selection_supported=gpus, count_selection_supported=gpus),
         ),
         extension=extension_pb2.PeerMetadata(
             protocol_version=extension_pb2.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
             implementation_name=IMPLEMENTATION_NAME,
             implementation_version=own_version(),
-            supported_capabilities=SUPPORTED_CAPABILITIES,
+            supported_capabilities=[name for name in SUPPORTED_CAPABILITIES if name not in withdrawn],
             required_capabilities=REQUIRED_CAPABILITIES,
         ),
         resource_admission_policy=admission_acknowledgement(

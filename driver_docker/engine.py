@@ -118,6 +118,12 @@ class EngineInfo:
     """Whether the engine's kernel is that of WSL2."""
     selinux: bool = False
     """Whether the engine confines containers with SELinux."""
+    cpu_limits: bool = True
+    """Whether its kernel enforces CPU limits; an engine that cannot drops them with a warning that nobody reads."""
+    memory_limits: bool = True
+    """The same of memory limits."""
+    pids_limits: bool = True
+    """The same of limits on processes and threads."""
 
     @property
     def api(self) -> tuple[int, int]:

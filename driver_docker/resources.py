@@ -39,12 +39,13 @@ class Resources:
         """Refuse what a launch would refuse, without side effects (compute-driver contract 5.4, steps 1, 3 and 4).
 
         Raises:
-            PreconditionError: A kind of mount, a host path or a GPU is not offered.
+            PreconditionError: A limit, a kind of mount, a host path or a GPU is not offered.
             AdmissionDeniedError: A volume may not be mounted.
             AdmissionLookupError: A volume's labels could not be read.
             MountError: A mount covers the workspace of an image that is here already.
             EngineUnreachableError: The engine cannot be asked.
         """
+        self._check_limits(request)
         await self._check_mounts(request)
         await self._admission.admit(request.mounts, workspace=request.workspace)
         if request.mounts:
@@ -113,6 +114,20 @@ class Resources:
                     return "/".join([resolved, *parts[index:]])
             resolved = (known[place] or place).rstrip("/")
         return resolved or "/"
+
+    def _check_limits(self, request: LaunchRequest) -> None:
+        """Refuse limits that the engine would accept and drop."""
+        engine, limits = self._engine.info, request.limits
+        for wanted, enforced, what in (
+            (limits.nano_cpus is not None, engine.cpu_limits, "resources.cpu_limit"),
+            (limits.memory_bytes is not None, engine.memory_limits, "resources.memory_limit"),
+            (True, engine.pids_limits, "the limit of processes that every sandbox has"),
+        ):
+            if wanted and not enforced:
+                raise PreconditionError(
+                    f"{what} cannot be enforced: the engine's kernel lacks the control group for it; enable it there "
+                    "(see the warnings of 'docker info')"
+                )
 
     async def _check_mounts(self, request: LaunchRequest) -> None:
         config = self._config

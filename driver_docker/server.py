@@ -50,7 +50,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         self._services = services
         self._lifecycle = lifecycle
         self._hub = hub
-        self._capabilities = encode.capabilities(services.config, cdi_supported=services.engine.info.cdi_supported)
+        self._capabilities = encode.capabilities(services.config, services.engine.info)
         self._log = structlog.get_logger("rpc")
 
     async def GetCapabilities(  # noqa: N802 - the contract's name

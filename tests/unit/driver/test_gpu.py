@@ -149,5 +149,5 @@ def test_the_engines_info_tells_devices_and_wsl2() -> None:
 @pytest.mark.parametrize("cdi", [False, True])
 def test_the_capabilities_say_whether_the_engine_has_cdi(cdi: bool) -> None:
     config = load_config({"bind_socket": Path("/run/d.sock")}, environment={})
-    gpu = encode.capabilities(config, cdi_supported=cdi).resource_capabilities.gpu
+    gpu = encode.capabilities(config, info(cdi=cdi)).resource_capabilities.gpu
     assert (gpu.default_selection_supported, gpu.count_selection_supported) == (cdi, cdi)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted.compute_gateway import sandbox
 
+from driver_docker import encode
 from driver_docker.config import DriverConfig, load_config
 from driver_docker.engine import (
     ContainerFacts,
@@ -47,6 +48,8 @@ class Answers:
     links: Mapping[str, str | None] = field(default_factory=dict)
     """What exists in the container: a link's target, or `None`."""
     refreshes: int = 0
+    lacking: str = ""
+    """The kind of limit that the kernel does not enforce."""
 
     @property
     def info(self) -> EngineInfo:
@@ -57,6 +60,7 @@ class Answers:
             architecture="amd64",
             cdi_supported=bool(self.devices),
             cdi_devices=self.devices,
+            **({f"{self.lacking}_limits": False} if self.lacking else {}),
         )
 
     async def refresh_info(self) -> EngineInfo:
@@ -121,6 +125,28 @@ async def test_a_card_that_went_away_after_the_check_is_noticed_at_the_claim() -
     engine.devices = GPUS[:1]
     with pytest.raises(PreconditionError, match="lists 1 GPUs"):
         await made.claim(request(gpus=2))
+
+
+@pytest.mark.parametrize("lacking", ["cpu", "memory", "pids"])
+async def test_a_limit_that_the_engine_would_drop_is_refused_and_not_promised(lacking: str) -> None:
+    wanted = sandbox("image:1")
+    wanted.spec.template.resources.cpu_limit = "1"
+    wanted.spec.template.resources.memory_limit = "64Mi"
+    limited = decode_sandbox(wanted, namespace="default", allow_driver_config=True)
+    engine = Answers(lacking=lacking)
+    await resources(Answers()).check(limited)
+    with pytest.raises(PreconditionError, match="cannot be enforced"):
+        await resources(engine).check(limited)
+    if lacking == "pids":
+        with pytest.raises(PreconditionError, match="processes that every sandbox has"):
+            await resources(engine).check(request())
+    else:
+        await resources(engine).check(request())
+    told = encode.capabilities(config(), engine.info)
+    assert told.resource_capabilities.cpu.limit_supported is (lacking != "cpu")
+    assert told.resource_capabilities.memory.limit_supported is (lacking != "memory")
+    promised = set(encode.capabilities(config()).extension.supported_capabilities)
+    assert promised - set(told.extension.supported_capabilities) == {f"openshell.compute.{lacking}-limit.hard"}
 
 
 async def test_a_bind_source_must_exist_where_the_engines_files_are_ours(tmp_path: Path) -> None:
