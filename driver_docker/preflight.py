@@ -19,6 +19,7 @@ from driver_docker.engine import EngineAbsentError, EngineError
 from driver_docker.engine_address import candidates, try_all
 from driver_docker.errors import ConfigurationError
 from driver_docker.findings import Finding, fault, hint, judge_endpoint, judge_engine, judge_image, judge_kernel, ok
+from driver_docker.supervisor_files import SupervisorFileError, read_supervisor_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +47,7 @@ async def run_preflight(config: DriverConfig, environment: Mapping[str, str]) ->
     findings.append(judge_state_dir(config))
     if config.guest_tls_ca is not None:
         findings.append(judge_ca(config.guest_tls_ca))
+    findings += judge_supervisor_files(config)
     try:
         addresses = candidates(config, environment)
     except ConfigurationError as error:
@@ -201,6 +203,17 @@ def judge_ca(file: Path) -> Finding:
             "guest_tls_ca", f"{file}: {reason}", "name a PEM file of the CA that signed the gateway's certificate"
         )
     return ok("guest_tls_ca", str(file))
+
+
+def judge_supervisor_files(config: DriverConfig) -> list[Finding]:
+    """The operator's files and folders that every supervisor is given; nothing where none is configured."""
+    if config.https_proxy is None and config.provider_spiffe_workload_api_socket is None:
+        return []
+    try:
+        read_supervisor_files(config)
+    except SupervisorFileError as error:
+        return [fault("supervisor files", error.public_message, "correct the key or the file; every launch reads it")]
+    return [ok("supervisor files", "those that the configuration names can be read")]
 
 
 def landlock_abi() -> int | None:

@@ -10,7 +10,7 @@ import pytest
 
 from driver_docker.config import DriverConfig, load_config
 from driver_docker.findings import Level
-from driver_docker.preflight import judge_ca, judge_socket, judge_state_dir, run_preflight
+from driver_docker.preflight import judge_ca, judge_socket, judge_state_dir, judge_supervisor_files, run_preflight
 
 OPEN_ENVIRONMENT = {"DOCKER_CONFIG": "/nonexistent"}
 
@@ -79,6 +79,20 @@ def test_a_ca_that_cannot_be_read_is_a_fault(tmp_path: Path, content: str | None
     if content is not None:
         file.write_text(content)
     assert judge_ca(file).level is Level.FAULT
+
+
+def test_the_files_of_supervisors_are_looked_at_before_any_launch(tmp_path: Path) -> None:
+    assert judge_supervisor_files(config(tmp_path)) == []
+    auth = tmp_path / "auth"
+    proxied = config(tmp_path, https_proxy="https://proxy:1", proxy_auth_file=auth)
+    (missing,) = judge_supervisor_files(proxied)
+    assert (missing.level, "proxy_auth_file" in missing.found) == (Level.FAULT, True)
+    auth.write_text("user:s3cr3t")
+    (there,) = judge_supervisor_files(proxied)
+    assert there.level is Level.OK
+    assert "s3cr3t" not in there.found
+    (folder,) = judge_supervisor_files(config(tmp_path, provider_spiffe_workload_api_socket=f"{tmp_path}/spire/a.sock"))
+    assert folder.level is Level.FAULT
 
 
 async def test_field_report_16_without_an_engine_every_candidate_is_a_row(
