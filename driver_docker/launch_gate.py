@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from driver_docker.engine import Engine, ImageFacts
     from driver_docker.handshake import Handshake
     from driver_docker.records import SandboxRecord
+    from driver_docker.revisions import Revision
 
 _MAX_REMEMBERED: Final = 64
+_KEPT: Final = "kept since the sandbox was created"
 
 
 class LaunchGate:
@@ -62,7 +64,12 @@ class LaunchGate:
             EngineUnreachableError: The engine cannot be asked.
         """
         check_pin(record, self._config.backend_name)
-        await self._admit(runtime=record.runtime_image_id or self._config.sandbox_runtime_image)
+        kept = record.runtime_image_id
+        await self._admit(
+            runtime=kept or self._config.sandbox_runtime_image,
+            named=record.runtime_image_reference,
+            note=_KEPT if kept else "",
+        )
 
     def admit_images(self, *, supervisor: ImageFacts, runtime: ImageFacts) -> None:
         """Let the very images pass that a launch has found and pinned.
@@ -70,15 +77,15 @@ class LaunchGate:
         Raises:
             IncompatibleError: The revisions are no supported triplet.
         """
-        self._judge(supervisor=supervisor, runtime=runtime, runtime_reference=self._config.sandbox_runtime_image)
+        self._judge(supervisor, image_revision(Component.RUNTIME, self._config.sandbox_runtime_image, runtime))
 
-    async def _admit(self, *, runtime: str) -> None:
+    async def _admit(self, *, runtime: str, named: str = "", note: str = "") -> None:
         if (backend := self._config.delegated_backend) is not None:
             check_placeable(backend)
         supervisor_facts, runtime_facts = await together(
             self._present(self._config.supervisor_image), self._present(runtime)
         )
-        self._judge(supervisor=supervisor_facts, runtime=runtime_facts, runtime_reference=runtime)
+        self._judge(supervisor_facts, image_revision(Component.RUNTIME, named or runtime, runtime_facts, note=note))
 
     async def _present(self, reference: str) -> ImageFacts | None:
         try:
@@ -86,11 +93,11 @@ class LaunchGate:
         except EngineAbsentError:
             return None
 
-    def _judge(self, *, supervisor: ImageFacts | None, runtime: ImageFacts | None, runtime_reference: str) -> None:
+    def _judge(self, supervisor: ImageFacts | None, runtime: Revision) -> None:
         finding = judge(
             gateway_revision(self._handshake.peer, older=self._handshake.older),
             image_revision(Component.SUPERVISOR, self._config.supervisor_image, supervisor),
-            image_revision(Component.RUNTIME, runtime_reference, runtime),
+            runtime,
         )
         if finding.refused and self._config.compatibility is CompatibilityMode.ENFORCE:
             raise IncompatibleError(finding.message)

@@ -129,13 +129,14 @@ def gateway_revision(peer: Peer | None, *, older: bool = False) -> Revision:
     )
 
 
-def image_revision(component: Component, reference: str, facts: ImageFacts | None) -> Revision:
+def image_revision(component: Component, reference: str, facts: ImageFacts | None, *, note: str = "") -> Revision:
     """The revision of an image.
 
     Args:
         component: Which of the two it is used as.
         reference: How the operator names it.
         facts: The image; `None` while it is not on the engine.
+        note: What else to say of where it was read.
     """
     labels: Mapping[str, str] = facts.labels if facts is not None else {}
     text, source = _image_text(reference, labels)
@@ -143,7 +144,7 @@ def image_revision(component: Component, reference: str, facts: ImageFacts | Non
         component=component,
         line=Line.PROJECT if ISOLATION_PROTOCOL_LABEL in labels else Line.OPENSHELL,
         text=text,
-        source=source,
+        source=f"{source}{note and f', {note}'}",
         present=facts is not None,
         role=labels.get(COMPONENT_LABEL, ""),
         compute_protocol=labels.get(COMPUTE_PROTOCOL_LABEL, ""),

@@ -311,7 +311,7 @@ def test_a_record_without_a_pin_was_admitted_with_the_built_in_backend(tmp_path:
     body = json.loads(file.read_bytes())
     assert body["isolation_backend"] == "acme"
     assert "/run/acme" not in file.read_text()
-    for added in ("isolation_backend", "runtime_image_id"):
+    for added in ("isolation_backend", "runtime_image_id", "runtime_image_reference"):
         del body[added]
     file.write_text(json.dumps(body))
     (old,) = store.load()
