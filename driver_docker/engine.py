@@ -87,6 +87,11 @@ class ContainerStatus(StrEnum):
     def _missing_(cls, value: object) -> ContainerStatus:
         return cls.UNKNOWN
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether processes of the container exist, running or not, or are about to exist again."""
+        return self in {ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING}
+
 
 class HealthStatus(StrEnum):
     """The engine's health word; `NONE` when the container has no health check."""

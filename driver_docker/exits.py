@@ -101,6 +101,9 @@ class Exits:
         if sandbox.record.failure is None:
             self._tell(sandbox, ended)
         await self._services.record_exit(sandbox, ended.verdict, ended.tail)
+        if ended.facts is not None and ended.facts.status.is_alive:
+            # Somebody gave it a restart policy. What was told as ended must not run on without its supervisor.
+            await self._end_restarts(sandbox, container)
         supervisor = sandbox.record.supervisor_id
         await self._wait(sandbox, lambda: sandbox.has_event(supervisor, "die", "destroy"), _FOLLOW_GRACE_SECONDS)
         if supervisor not in sandbox.judged and self._is_news(sandbox, supervisor):
@@ -169,6 +172,12 @@ class Exits:
             else:
                 sandbox.record = replace(sandbox.record, supervisor_id="")
                 await self._services.save_quietly(sandbox)
+
+    async def _end_restarts(self, sandbox: Sandbox, workload: str) -> None:
+        async with sandbox.lock:
+            if self._is_news(sandbox, workload):
+                sandbox.intentional.add(workload)
+                await self._stop_workload(sandbox, workload)
 
     async def _stop_workload(self, sandbox: Sandbox, workload: str) -> None:
         engine = self._services.engine

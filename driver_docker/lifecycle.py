@@ -18,7 +18,6 @@ from driver_docker.errors import DriverError, InvalidRequestError, PreconditionE
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure
 from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
-from driver_docker.relaunch import ALIVE
 from driver_docker.services import now
 from driver_docker.start import Starter
 from driver_docker.stop import Stopper
@@ -326,7 +325,7 @@ class Lifecycle:
         if sandbox.run != run or sandbox.record.phase is not RecordPhase.ACTIVE:
             return facts.status  # an answer about an earlier run
         sandbox.workload = facts
-        if facts.status not in ALIVE:
+        if not facts.status.is_alive:
             self._exits.ended(sandbox, Component.WORKLOAD)
         return facts.status
 

@@ -11,7 +11,7 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import events, labels
-from driver_docker.engine import ContainerStatus, EngineError, EngineUnreachableError
+from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.records import RecordPhase
 from openshell.verdicts import Component
 
@@ -27,7 +27,6 @@ _KIND: Final = "container"
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 TOLD: Final = frozenset({"die", "destroy", "kill", "oom", "pause", "unpause", "start"})
-_RUNS: Final = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING})
 
 
 class Observer:
@@ -147,7 +146,7 @@ class Observer:
     async def _compare(self, sandbox: Sandbox, rows: dict[str, ContainerRow]) -> None:
         record = sandbox.record
         workload = rows.get(record.workload_id)
-        if workload is None or workload.status not in _RUNS:
+        if workload is None or not workload.status.is_alive:
             self._exits.ended(sandbox, Component.WORKLOAD)
         elif sandbox.workload is None or sandbox.workload.status is not workload.status:
             try:
@@ -158,5 +157,5 @@ class Observer:
                 return
             self._services.publish_snapshot(sandbox)
         supervisor = rows.get(record.supervisor_id)
-        if supervisor is None or supervisor.status not in _RUNS:
+        if supervisor is None or not supervisor.status.is_alive:
             self._exits.ended(sandbox, Component.SUPERVISOR)

@@ -12,7 +12,6 @@ from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachab
 from driver_docker.errors import DriverError, InvalidRequestError
 from driver_docker.lifecycle import interrupted
 from driver_docker.records import AUTH_FILE, Failure, RecordPhase
-from driver_docker.relaunch import ALIVE
 from driver_docker.requests import check_sandbox_id
 from driver_docker.services import now
 from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
@@ -120,7 +119,7 @@ async def _miss_supervisor(services: Services, sandbox: Sandbox) -> None:
     record, workload = sandbox.record, sandbox.workload
     if record.phase is not RecordPhase.ACTIVE or record.failure is not None:
         return
-    if workload is None or workload.status not in ALIVE:
+    if workload is None or not workload.status.is_alive:
         return
     if record.supervisor_id:
         try:

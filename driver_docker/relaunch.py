@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from driver_docker import documents, names, records, staging
-from driver_docker.engine import ContainerStatus, EngineAbsentError
+from driver_docker.engine import EngineAbsentError
 from driver_docker.errors import ProvisioningError
 from driver_docker.health import wait_until_healthy
 from driver_docker.launch import ExitBeforeReadyError, check_fence
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
     from openshell.isolation.documents import LaunchAuthentication
-
-ALIVE = frozenset({ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING})
-"""States in which a container's processes exist."""
 
 
 class Relauncher:
@@ -143,7 +140,7 @@ class Relauncher:
         workload = sandbox.record.workload_id
         facts = await self._engine.inspect_container(workload)
         sandbox.workload = facts
-        if facts.status in ALIVE:
+        if facts.status.is_alive:
             return
         check_fence(facts)
         await self._launcher.resources.recheck(facts)

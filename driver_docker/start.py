@@ -15,7 +15,7 @@ from driver_docker.errors import DriverError, InvalidRequestError, PreconditionE
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure, check_fence
 from driver_docker.records import Failure, RecordPhase
-from driver_docker.relaunch import ALIVE, Relauncher
+from driver_docker.relaunch import Relauncher
 from driver_docker.services import now
 from driver_docker.verdict import Reason
 
@@ -88,7 +88,7 @@ class Starter:
                     f"the engine gave the workload container of sandbox {sandbox.sandbox_id} up (state dead), and will "
                     "not start it again; delete the sandbox"
                 )
-            if facts.status in ALIVE and record.phase is RecordPhase.ACTIVE and record.failure is None:
+            if facts.status.is_alive and record.phase is RecordPhase.ACTIVE and record.failure is None:
                 await self._start_running(sandbox, generation, launch, facts)
             else:
                 await self._start_ended(sandbox, generation, launch, facts)
@@ -146,7 +146,7 @@ class Starter:
     async def _start_ended(
         self, sandbox: Sandbox, generation: str, launch: LaunchAuthentication | None, facts: ContainerFacts
     ) -> None:
-        if facts.status in ALIVE:
+        if facts.status.is_alive:
             # Started by somebody else, or left by a failure: it has no valid launch input, so it must end first.
             await self._stopper.stop_containers(sandbox)
             facts = sandbox.workload or facts

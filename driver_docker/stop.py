@@ -19,7 +19,6 @@ from driver_docker.engine import (
 )
 from driver_docker.errors import SandboxNotFoundError
 from driver_docker.records import RecordPhase
-from driver_docker.relaunch import ALIVE
 from driver_docker.services import now
 from driver_docker.teardown import remove_container
 from openshell.verdicts import Component
@@ -62,7 +61,7 @@ class Stopper:
             raise
         if sandbox.workload.status is ContainerStatus.REMOVING:
             raise _gone(sandbox)
-        if before.phase is RecordPhase.STOPPED and sandbox.workload.status not in ALIVE:
+        if before.phase is RecordPhase.STOPPED and not sandbox.workload.status.is_alive:
             services.publish_snapshot(sandbox)
             return
         sandbox.intentional |= sandbox.container_ids
@@ -124,7 +123,7 @@ class Stopper:
         try:
             await self._engine.stop_container(record.workload_id, grace_seconds=config.stop_grace_seconds)
         except (EngineConflictError, EngineRefusedError):
-            if (await self._engine.inspect_container(record.workload_id)).status in ALIVE:
+            if (await self._engine.inspect_container(record.workload_id)).status.is_alive:
                 # Older engines cannot stop a paused container.
                 with contextlib.suppress(EngineConflictError, EngineRefusedError):
                     await self._engine.unpause_container(record.workload_id)

@@ -62,7 +62,7 @@ ANSWERS: dict[tuple[Verb, State], tuple[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("verb", "state"), tuple(product(Verb, State)), ids=lambda value: str(value))
+@pytest.mark.parametrize(("verb", "state"), tuple(product(Verb, State)), ids=str)
 async def test_a_verb_is_idempotent_from_every_state(bench: DriverBench, verb: Verb, state: State) -> None:
     engines: list[ScriptedEngine] = []
 
