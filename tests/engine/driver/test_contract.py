@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from scripted.compute_gateway import peer, ready
+from scripted.compute_gateway import launch_authentication, peer, ready
 
 from openshell.isolation.documents import BoundaryLaunch, IsolationBackends, UnixTransport
 from openshell.isolation.tls import issue_session_tls
@@ -103,7 +103,7 @@ async def test_revisions_that_do_not_fit_are_refused_before_anything_is_created(
         _derived(bench.client, bench.images.supervisor, f"s-{bench.namespace}", changes=older) as supervisor,
         _derived(bench.client, bench.images.runtime, f"r-{bench.namespace}", changes=older) as runtime,
     ):
-        images = {"supervisor_image": supervisor, "sandbox_runtime_image": runtime}
+        images: dict[str, Any] = {"supervisor_image": supervisor, "sandbox_runtime_image": runtime}
         async with bench.running(**images) as (_, link):
             await _hello(link, "0.0.117-dev.160")
             wanted = bench.sandbox()
@@ -212,3 +212,85 @@ async def test_a_backend_that_cannot_be_placed_is_refused_before_anything_is_cre
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "isolation backend acme cannot be placed" in text
         assert bench.sandbox_left_over(wanted.id) == []
+
+
+def _start(sandbox_id: str, generation: str) -> pb.StartSandboxRequest:
+    return pb.StartSandboxRequest(
+        sandbox_id=sandbox_id,
+        generation_id=generation,
+        launch_authentication=launch_authentication(generation=generation).to_json(),
+    )
+
+
+async def _stopped(bench: DriverBench, **changes: Any) -> str:
+    """A sandbox that was launched and stopped by a driver that has ended since."""
+    async with bench.running(**changes) as (_, link):
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        await link.stub.StopSandbox(pb.StopSandboxRequest(sandbox_id=wanted.id))
+    return wanted.id
+
+
+async def _delete(link: ComputeGateway, sandbox_id: str) -> None:
+    await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=sandbox_id))
+    await link.wait_deleted(sandbox_id)
+
+
+async def test_a_sandbox_is_not_started_under_another_backend_and_is_once_the_selection_is_restored(
+    bench: DriverBench, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    sandbox_id = await _stopped(bench)
+    async with bench.running(**_backend(tmp_path)) as (_, link):
+        code, text = await _refusal(link.stub.StartSandbox(_start(sandbox_id, "g-2")))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert text == (
+            "sandbox isolation backend 'openshell-sandbox' does not match gateway selection 'acme'; "
+            "restore the gateway selection or create a new sandbox"
+        )
+        assert bench.container(sandbox_id, "sandbox")["State"]["Status"] == "exited"
+    async with bench.running() as (_, link):
+        await link.stub.StartSandbox(_start(sandbox_id, "g-2"))
+        await link.wait_reason(sandbox_id, "BackendReady")
+        await _delete(link, sandbox_id)
+
+
+async def test_a_sandbox_of_a_registered_backend_is_started_with_its_endpoint_as_it_is_now(
+    bench: DriverBench, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    sandbox_id = await _stopped(bench, **_backend(tmp_path))
+    (tmp_path / "moved").mkdir()
+    moved = _backend(tmp_path, socket_path=str(tmp_path / "moved" / "other.sock"))
+    async with bench.running(**moved) as (_, link):
+        await link.stub.StartSandbox(_start(sandbox_id, "g-2"))
+        await link.wait_reason(sandbox_id, "BackendReady")
+        supervisor = bench.container(sandbox_id, "supervisor")
+        backends = IsolationBackends.from_json(
+            _file(bench.client, supervisor["Id"], "/.openshell/supervisor/isolation-backends.json")
+        )
+        assert backends.backends[0].endpoint == UnixTransport(socket_path="/.openshell/isolation-backend/other.sock")
+        launch = BoundaryLaunch.from_json(
+            _file(bench.client, supervisor["Id"], "/.openshell/supervisor/boundary-launch.json")
+        )
+        assert launch.generation == "g-2"
+        await _delete(link, sandbox_id)
+
+
+async def test_a_start_is_refused_when_gateway_and_images_were_upgraded_apart(bench: DriverBench) -> None:
+    sandbox_id = await _stopped(bench)
+    newer = [f"LABEL {VERSION_LABEL}=0.1.6"]
+    with _derived(bench.client, bench.images.supervisor, f"n-{bench.namespace}", changes=newer) as supervisor:
+        async with bench.running(supervisor_image=supervisor) as (_, link):
+            await _hello(link, "0.1.6")
+            code, text = await _refusal(link.stub.StartSandbox(_start(sandbox_id, "g-2")))
+            assert code is grpc.StatusCode.FAILED_PRECONDITION
+            assert "supervisor image 0.1.6" in text
+            assert "sandbox runtime image 0.1.5" in text
+            assert "kept since the sandbox was created" in text
+            assert bench.container(sandbox_id, "sandbox")["State"]["Status"] == "exited"
+    async with bench.running() as (_, link):
+        await _hello(link, "0.1.5")
+        await link.stub.StartSandbox(_start(sandbox_id, "g-2"))
+        await link.wait_reason(sandbox_id, "BackendReady")
+        await _delete(link, sandbox_id)
