@@ -8,7 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from driver_docker.compatibility import CompatibilityMode, Outcome, judge
 from driver_docker.engine_wire import NEWEST_API, OLDEST_API
+from driver_docker.revisions import Component, gateway_revision, image_revision
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
@@ -68,6 +70,14 @@ def judge_engine(info: EngineInfo, host: HostFacts) -> list[Finding]:
     findings.append(_limits(host))
     findings.append(_namespaces(host))
     findings.append(_seccomp_profile(host))
+    if "selinux" in host.security_options:
+        findings.append(
+            hint(
+                "SELinux",
+                "the engine labels containers: a folder of the host is denied unless it is relabelled",
+                "give bind mounts selinux_label = shared or private",
+            )
+        )
     if host.cdi_spec_dirs:
         findings.append(ok("GPUs (CDI)", f"device specifications in {', '.join(host.cdi_spec_dirs)}"))
     else:
@@ -197,6 +207,25 @@ def judge_image(check: str, reference: str, facts: ImageFacts | None, *, may_pul
     elif component:
         return hint(check, f"{' '.join(words)}, without {VERSION_LABEL}", "its revision is taken from its tag")
     return ok(check, " ".join(words))
+
+
+def judge_revisions(config: DriverConfig, *, supervisor: ImageFacts | None, runtime: ImageFacts | None) -> Finding:
+    """Whether the two images fit together; the gateway is not known before it has shaken hands.
+
+    Args:
+        config: The configuration.
+        supervisor: The supervisor's image on the engine, if it is there.
+        runtime: The sandbox runtime's image on the engine, if it is there.
+    """
+    ours = image_revision(Component.SUPERVISOR, config.supervisor_image, supervisor)
+    theirs = image_revision(Component.RUNTIME, config.sandbox_runtime_image, runtime)
+    found = judge(gateway_revision(None), ours, theirs)
+    if not found.refused:
+        return ok("revisions", "nothing speaks against the two images; the gateway is judged when it shakes hands")
+    enforced = config.compatibility is CompatibilityMode.ENFORCE
+    # A gateway that says the very same may still fit to images of a revision that cannot be compared.
+    settled = found.outcome is Outcome.UNSUPPORTED or not ours.same(theirs)
+    return (fault if enforced and settled else hint)("revisions", found.message, "name images of one release")
 
 
 def judge_endpoint(config: DriverConfig, host: HostFacts | None, *, is_local: bool, listening: bool | None) -> Finding:

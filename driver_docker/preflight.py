@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import grp
 import os
 import socket
 import ssl
@@ -17,8 +18,20 @@ from driver_docker.bind_socket import check_path
 from driver_docker.config import SHARED_SOCKET_VARIABLE, PullPolicy, variables_of
 from driver_docker.engine import EngineAbsentError, EngineError
 from driver_docker.engine_address import candidates, try_all
-from driver_docker.errors import ConfigurationError
-from driver_docker.findings import Finding, fault, hint, judge_endpoint, judge_engine, judge_image, judge_kernel, ok
+from driver_docker.errors import ConfigurationError, DriverError
+from driver_docker.findings import (
+    Finding,
+    fault,
+    hint,
+    judge_endpoint,
+    judge_engine,
+    judge_image,
+    judge_kernel,
+    judge_revisions,
+    ok,
+)
+from driver_docker.image_reference import parse_reference
+from driver_docker.platforms import check_platform
 from driver_docker.supervisor_files import SupervisorFileError, read_supervisor_files
 
 if TYPE_CHECKING:
@@ -56,7 +69,7 @@ async def run_preflight(config: DriverConfig, environment: Mapping[str, str]) ->
     engine, failures = await try_all(addresses)
     for failure in failures:
         words = f"{failure.error.public_message} ({failure.address.origin})"
-        cure = "start the engine there, or name another with --docker-socket or --docker-context"
+        cure = engine_cure(failure.address.url)
         # A place that does not answer matters only where no later one does.
         findings.append((hint if engine is not None else fault)("engine", words, cure))
     if engine is None:
@@ -92,17 +105,21 @@ async def _images(engine: DockerEngine, config: DriverConfig) -> list[Finding]:
         ("default_image", config.default_image, ""),
     )
     findings = []
+    here: dict[str, ImageFacts] = {}
     for check, reference, component in wanted:
-        facts: ImageFacts | None = None
         try:
-            facts = await engine.inspect_image(reference)
+            facts = here[check] = await engine.inspect_image(parse_reference(reference).local)
+            check_platform(reference, facts, engine.info)
         except EngineAbsentError:
             pass
-        except EngineError as error:
-            findings.append(fault(check, error.public_message, "correct the reference, or see the engine's log"))
+        except DriverError as error:
+            findings.append(fault(check, error.public_message, "correct the reference"))
             continue
         may_pull = config.image_pull_policy is not PullPolicy.NEVER
-        findings.append(judge_image(check, reference, facts, may_pull=may_pull, component=component))
+        findings.append(judge_image(check, reference, here.get(check), may_pull=may_pull, component=component))
+    findings.append(
+        judge_revisions(config, supervisor=here.get("supervisor_image"), runtime=here.get("sandbox_runtime_image"))
+    )
     return findings
 
 
@@ -122,6 +139,22 @@ async def _listens(endpoint: str) -> bool:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return True
+
+
+def engine_cure(url: str) -> str:
+    """What to do about a place where no engine could be used."""
+    path = Path(url.removeprefix("unix://"))
+    try:
+        details = path.stat() if url.startswith("unix://") else None
+    except OSError:
+        details = None
+    if details is not None and not os.access(path, os.R_OK | os.W_OK):
+        try:
+            group = grp.getgrgid(details.st_gid).gr_name
+        except KeyError:
+            group = str(details.st_gid)
+        return f"the socket is not this user's to use: join its group ({group}), or run a rootless engine"
+    return "start the engine there, or name another with --docker-socket or --docker-context"
 
 
 def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[Finding]:

@@ -19,6 +19,7 @@ from driver_docker.findings import (
     judge_engine,
     judge_image,
     judge_kernel,
+    judge_revisions,
 )
 
 INFO = EngineInfo(version="20.10.24", api_version="1.41", operating_system="linux", architecture="amd64")
@@ -63,6 +64,7 @@ def test_a_good_engine_has_no_faults_and_every_finding_but_ok_has_a_cure() -> No
         ({"security_options": ("seccomp", "rootless")}, "user namespaces", Level.HINT),
         ({"security_options": ()}, "seccomp profile", Level.FAULT),
         ({"cdi_spec_dirs": ()}, "GPUs (CDI)", Level.HINT),
+        ({"security_options": ("seccomp", "selinux")}, "SELinux", Level.HINT),
     ],
 )
 def test_field_report_18_each_fault_of_a_host_is_its_own_finding(
@@ -106,6 +108,37 @@ def test_images(labels: dict[str, str], here: bool, may_pull: bool, level: Level
     finding = judge_image("supervisor_image", "r:1", facts, may_pull=may_pull, component="supervisor")
     assert finding.level is level
     assert "r:1" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "runtime", "mode", "level"),
+    [
+        ("0.1.5", "0.1.5", "enforce", Level.OK),
+        ("0.1.5", "0.1.4", "enforce", Level.FAULT),
+        ("0.1.5", "0.1.4", "warn", Level.HINT),
+        ("latest", "latest", "enforce", Level.FAULT),
+        ("latest", "latest", "warn", Level.HINT),
+        ("0.1.5", None, "enforce", Level.OK),
+    ],
+)
+def test_images_that_do_not_fit_together_are_a_fault(
+    supervisor: str, runtime: str | None, mode: str, level: Level
+) -> None:
+    found = judge_revisions(
+        config(
+            supervisor_image=f"r/supervisor:{supervisor}",
+            sandbox_runtime_image=f"r/runtime:{runtime or 'x'}",
+            compatibility=mode,
+        ),
+        supervisor=ImageFacts(image_id="sha256:a"),
+        runtime=ImageFacts(image_id="sha256:b") if runtime else None,
+    )
+    assert found.level is level
+
+
+def test_images_of_one_unreadable_revision_may_still_fit_the_gateway() -> None:
+    facts = ImageFacts(image_id="sha256:a", labels={"org.opencontainers.image.version": "m-dev"})
+    assert judge_revisions(config(), supervisor=facts, runtime=facts).level is Level.HINT
 
 
 @pytest.mark.parametrize(

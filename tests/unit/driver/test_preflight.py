@@ -10,7 +10,14 @@ import pytest
 
 from driver_docker.config import DriverConfig, load_config
 from driver_docker.findings import Level
-from driver_docker.preflight import judge_ca, judge_socket, judge_state_dir, judge_supervisor_files, run_preflight
+from driver_docker.preflight import (
+    engine_cure,
+    judge_ca,
+    judge_socket,
+    judge_state_dir,
+    judge_supervisor_files,
+    run_preflight,
+)
 
 OPEN_ENVIRONMENT = {"DOCKER_CONFIG": "/nonexistent"}
 
@@ -106,3 +113,15 @@ async def test_field_report_16_without_an_engine_every_candidate_is_a_row(
     assert "none.sock" in engine[0].found
     assert "usual.sock" in engine[1].found
     assert all(finding.cure for finding in engine)
+
+
+def test_field_report_18_a_socket_of_another_group_names_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "docker.sock"
+    assert "--docker-socket" in engine_cure(f"unix://{place}")
+    place.touch()
+    assert "--docker-socket" in engine_cure(f"unix://{place}")
+    monkeypatch.setattr("driver_docker.preflight.os.access", lambda *_: False)
+    assert f"join its group ({place.group()})" in engine_cure(f"unix://{place}")
+    assert "--docker-socket" in engine_cure("tcp://127.0.0.1:1")
