@@ -29,12 +29,13 @@ OWNER = Owner(namespace="default", driver="d1")
 IDENTITY = WorkloadIdentity(uid=1200, gid=1300, source=IdentitySource.IMAGE, resource_digest="sha256:w")
 SECRET = "s3cr3t-value-0001"
 
-text = st.text(st.characters(codec="utf-8"), max_size=12)
-word = st.sampled_from(["agent", "-", "ä", "a b", "1000", "", "x" * 300, "team", "a/b"]) | text
+printable = st.text(st.characters(codec="utf-8", categories=["L", "N", "P", "S"]), min_size=1, max_size=12)
+odd_text = st.text(st.characters(codec="utf-8"), max_size=12)
+ODD_WORDS = ("-", "ä", "a b", "1000", "", "x" * 300, "a/b", "a\nb", "\0")
 environment = st.dictionaries(
-    st.sampled_from([*sorted(PROTECTED_ENVIRONMENT), "PATH", "API_KEY"]) | text, st.just(SECRET) | text, max_size=4
+    st.sampled_from([*sorted(PROTECTED_ENVIRONMENT), "PATH", "API_KEY", "ä"]), st.just(SECRET) | printable, max_size=4
 )
-labels = st.dictionaries(st.sampled_from([*sorted(RESERVED), "team"]) | text, text, max_size=4)
+labels = st.dictionaries(st.sampled_from([*sorted(RESERVED), "team"]) | printable, printable, max_size=4)
 path = st.sampled_from(
     [
         "/data",
@@ -73,34 +74,60 @@ usual_mount = st.sampled_from(
 ODD_QUANTITIES = ("", "1", "0", "0.4", " 1")
 
 
+ODDITIES: dict[str, st.SearchStrategy[Any]] = {
+    "nothing": st.none(),
+    "nothing at all": st.none(),
+    "id": st.sampled_from(["sb-1", "", "a/b"]),
+    "name": st.sampled_from(ODD_WORDS),
+    "workspace": st.sampled_from(ODD_WORDS),
+    "image": st.sampled_from(["", "a b"]),
+    "log_level": st.sampled_from(["", "a\nb"]),
+    "cpu_limit": st.sampled_from(ODD_QUANTITIES),
+    "memory_limit": st.sampled_from(ODD_QUANTITIES),
+    "cpu_request": st.just("1"),
+    "label": st.tuples(odd_text, odd_text),
+    "environment": st.tuples(odd_text, odd_text),
+    "command": odd_text,
+    "mount": mount,
+    "gpus": st.sampled_from([0, 1, 2]),
+}
+
+
 @st.composite
 def sandboxes(draw: st.DrawFn) -> pb.DriverSandbox:
-    """A sandbox in which anything may be odd, but seldom much of it is."""
+    """A sandbox in which one thing may be odd."""
+    kind = draw(st.sampled_from(sorted(ODDITIES)))
+    odd = draw(ODDITIES[kind])
 
-    def mostly(usual: str, *odd: str) -> str:
-        return draw(st.sampled_from([usual] * 6 + list(odd)))
+    def either(key: str, usual: str) -> str:
+        return str(odd) if kind == key else usual
 
     message = pb.DriverSandbox(
-        id=mostly("7a0f1c2e-0000-4000-8000-000000000001", "sb-1", "", "a/b"),
-        name=draw(word),
-        workspace=draw(word),
+        id=either("id", "7a0f1c2e-0000-4000-8000-000000000001"),
+        name=either("name", "agent"),
+        workspace=either("workspace", "team"),
     )
     template = message.spec.template
-    template.image = mostly("image:1", "", "a b")
+    template.image = either("image", "image:1")
     template.labels.update(draw(labels))
     template.environment.update(draw(environment))
+    template.resources.cpu_limit = either("cpu_limit", "500m")
+    template.resources.memory_limit = either("memory_limit", "64Mi")
+    template.resources.cpu_request = either("cpu_request", "")
     message.spec.environment.update(draw(environment))
-    message.spec.command.extend(draw(st.lists(text, max_size=2)))
-    message.spec.log_level = mostly("debug", "", "a\nb")
+    message.spec.command.extend(draw(st.lists(printable, max_size=2)))
+    message.spec.log_level = either("log_level", "debug")
     message.spec.sandbox_token = SECRET
-    template.resources.cpu_limit = mostly("500m", *ODD_QUANTITIES)
-    template.resources.memory_limit = mostly("64Mi", *ODD_QUANTITIES)
-    template.resources.cpu_request = mostly("", "1")
-    if draw(st.booleans()):
-        found: list[Any] = draw(st.lists(mount | usual_mount, max_size=3))
-        template.driver_config.update({"mounts": found})
-    if draw(st.booleans()):
-        message.spec.resource_requirements.gpu.count = draw(st.sampled_from([1, 1, 2, 0]))
+    if kind == "label":
+        template.labels[odd[0]] = odd[1]
+    elif kind == "environment":
+        message.spec.environment[odd[0]] = odd[1]
+    elif kind == "command":
+        message.spec.command.append(odd)
+    elif kind == "gpus":
+        message.spec.resource_requirements.gpu.count = odd
+    mounts: list[Any] = draw(st.lists(usual_mount, max_size=3, unique_by=lambda each: str(each["target"])))
+    template.driver_config.update({"mounts": [*mounts, odd] if kind == "mount" else mounts})
     return message
 
 
