@@ -214,6 +214,19 @@ async def test_the_last_who_goes_away_ends_the_pull_and_the_next_one_begins_anew
     assert len(engine.pulls) == 2
 
 
+async def test_who_comes_while_an_abandoned_pull_still_ends_gets_one_of_its_own() -> None:
+    engine = PullingEngine()
+    found = images(engine)
+    leaves = asyncio.create_task(found.find("x:1"))
+    await engine.began.wait()
+    leaves.cancel()
+    await asyncio.sleep(0)
+    comes = asyncio.create_task(found.find("x:1"))
+    engine.gate.set()
+    assert (await comes).pulled
+    assert leaves.cancelled()
+
+
 async def test_a_failure_is_told_to_everybody_and_not_remembered() -> None:
     engine = PullingEngine(fails=EngineRefusedError("manifest unknown"))
     found = images(engine)

@@ -91,6 +91,16 @@ def test_the_last_state_before_a_silence_is_told_without_another_line(clock: Ste
     assert len(told) == 2, "nothing is told twice"
 
 
+def test_all_layers_are_told_before_a_silence(clock: StepClock) -> None:
+    told: list[PullProgress] = []
+    pacer = ProgressPacer(told.append, clock=clock)
+    lines = [layer(number, 10) for number in range(4)]
+    for line in lines:
+        pacer.hear(line)
+    clock.advance(4 * INTERVAL_SECONDS)
+    assert told == lines
+
+
 def test_nothing_is_told_after_the_end(clock: StepClock) -> None:
     told: list[PullProgress] = []
     pacer = ProgressPacer(told.append, clock=clock)
