@@ -100,7 +100,7 @@ PURPOSES: Final = {
 RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "GetCapabilities": ((), ()),
     "AuthenticateSandbox": ((), ()),
-    "ValidateSandboxCreate": (("ping",), ("inspect_image", "inspect_volume", "describe_devices")),
+    "ValidateSandboxCreate": (("ping",), ("inspect_image", "inspect_volume", "refresh_info")),
     "GetSandbox": (("inspect_container",), ("ping",)),
     "ListSandboxes": (("ping",), ()),
     "CreateSandbox": (
@@ -114,12 +114,36 @@ RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "start_container",
             "exec_command",
         ),
-        ("pull_image", "inspect_volume", "get_archive", "has_path", "remove_container", "remove_volume", "log_tail"),
+        (
+            "pull_image",
+            "inspect_volume",
+            "refresh_info",
+            "link_target",
+            "get_archive",
+            "has_path",
+            "log_tail",
+            "list_containers",
+            "remove_container",
+            "list_volumes",
+            "remove_volume",
+        ),
     ),
     "StopSandbox": (("stop_container", "remove_container", "inspect_container"), ("unpause_container",)),
     "StartSandbox": (
         ("inspect_container", "inspect_image", "create_container", "put_archive", "start_container", "exec_command"),
-        ("ping", "pull_image", "create_volume", "inspect_volume", "get_archive", "has_path", "remove_container"),
+        (
+            "ping",
+            "pull_image",
+            "create_volume",
+            "inspect_volume",
+            "link_target",
+            "get_archive",
+            "has_path",
+            "log_tail",
+            "stop_container",
+            "list_containers",
+            "remove_container",
+        ),
     ),
     "DeleteSandbox": (
         ("list_containers", "remove_container", "list_volumes", "remove_volume"),
@@ -274,7 +298,7 @@ def _rpcs() -> str:
     rows = []
     for name in order:
         always, sometimes = RPC_CALLS[name]
-        rows.append((f"`{name}`", _listed(always) or "none", _listed(call for call in sometimes if call in CALLS)))
+        rows.append((f"`{name}`", _listed(always) or "none", _listed(sometimes)))
     return _table(("RPC", "Engine calls", "When needed"), rows)
 
 
