@@ -11,16 +11,22 @@ from typing import TYPE_CHECKING, Final
 from driver_docker.errors import PreconditionError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from driver_docker.config import ResourceAdmission
+    from driver_docker.engine import EngineInfo
 
 PROTOCOL_MAJOR: Final = 1
 PROTOCOL_MINOR: Final = 0
 CONTRACT_CAPABILITY: Final = "openshell.compute.contract"
 LAUNCH_AUTHENTICATION_CAPABILITY: Final = "openshell.compute.launch-authentication"
+HARD_CPU_LIMIT: Final = "openshell.compute.cpu-limit.hard"
+HARD_MEMORY_LIMIT: Final = "openshell.compute.memory-limit.hard"
+HARD_PIDS_LIMIT: Final = "openshell.compute.pids-limit.hard"
 GUARANTEES: Final = {
-    "openshell.compute.cpu-limit.hard": "a CPU limit is enforced by the kernel for the workload container",
-    "openshell.compute.memory-limit.hard": "a memory limit is enforced by the kernel for the workload container",
-    "openshell.compute.pids-limit.hard": "every workload container has a hard limit of processes and threads",
+    HARD_CPU_LIMIT: "a CPU limit is enforced by the kernel for the workload container",
+    HARD_MEMORY_LIMIT: "a memory limit is enforced by the kernel for the workload container",
+    HARD_PIDS_LIMIT: "every workload container has a hard limit of processes and threads",
     "openshell.compute.reservation.none": "nothing is reserved: CPU and memory requests are refused",
     "openshell.compute.sampled-limit.none": "no limit is kept by sampling: what is not enforced is refused",
     "openshell.compute.network-scope.supervisor-host": "the supervisor shares the network of the engine's host",
@@ -47,11 +53,28 @@ class Peer:
     required: tuple[str, ...]
 
 
-def check_peer(peer: Peer | None) -> Peer:
+def offered_capabilities(engine: EngineInfo | None = None) -> tuple[str, ...]:
+    """What this driver supports on an engine: a limit that its kernel does not enforce is not promised.
+
+    Args:
+        engine: What the engine said when it was connected; `None` stands for one that enforces all limits.
+    """
+    if engine is None:
+        return SUPPORTED_CAPABILITIES
+    enforced = {
+        HARD_CPU_LIMIT: engine.cpu_limits,
+        HARD_MEMORY_LIMIT: engine.memory_limits,
+        HARD_PIDS_LIMIT: engine.pids_limits,
+    }
+    return tuple(name for name in SUPPORTED_CAPABILITIES if enforced.get(name, True))
+
+
+def check_peer(peer: Peer | None, *, offered: Collection[str] = SUPPORTED_CAPABILITIES) -> Peer:
     """Decide whether this gateway and this driver understand each other (compute-driver contract 2.3 and 3.2).
 
     Args:
         peer: The gateway's metadata, or `None` when the request had none.
+        offered: What this driver supports.
 
     Returns:
         The same metadata.
@@ -77,7 +100,7 @@ def check_peer(peer: Peer | None) -> Peer:
         )
     if CONTRACT_CAPABILITY not in peer.supported:
         raise _refused(f"gateway {peer.name} {peer.version} does not support {CONTRACT_CAPABILITY}")
-    lacking = sorted(set(peer.required) - set(SUPPORTED_CAPABILITIES))
+    lacking = sorted(set(peer.required) - set(offered))
     if lacking:
         raise _refused(f"gateway {peer.name} {peer.version} requires {', '.join(lacking)}, which this driver lacks")
     return peer

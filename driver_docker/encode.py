@@ -11,9 +11,9 @@ from driver_docker.capabilities import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     REQUIRED_CAPABILITIES,
-    SUPPORTED_CAPABILITIES,
     Peer,
     admission_acknowledgement,
+    offered_capabilities,
 )
 from driver_docker.errors import public_text
 from driver_docker.events import EVENT_SOURCE, Deleted, PlatformEvent, Snapshot, WatchEvent
@@ -46,15 +46,6 @@ def capabilities(config: DriverConfig, engine: EngineInfo | None = None) -> pb.G
     """
     cpu, memory = engine is None or engine.cpu_limits, engine is None or engine.memory_limits
     gpus = engine is not None and engine.cdi_supported
-    withdrawn = {
-        name
-        for name, enforced in (
-            ("openshell.compute.cpu-limit.hard", cpu),
-            ("openshell.compute.memory-limit.hard", memory),
-            ("openshell.compute.pids-limit.hard", engine is None or engine.pids_limits),
-        )
-        if not enforced
-    }
     return pb.GetCapabilitiesResponse(
         driver_name="docker",
         driver_version=own_version(),
@@ -71,7 +62,7 @@ def capabilities(config: DriverConfig, engine: EngineInfo | None = None) -> pb.G
             protocol_version=extension_pb2.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
             implementation_name=IMPLEMENTATION_NAME,
             implementation_version=own_version(),
-            supported_capabilities=[name for name in SUPPORTED_CAPABILITIES if name not in withdrawn],
+            supported_capabilities=offered_capabilities(engine),
             required_capabilities=REQUIRED_CAPABILITIES,
         ),
         resource_admission_policy=admission_acknowledgement(

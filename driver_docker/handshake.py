@@ -10,9 +10,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from driver_docker.capabilities import check_peer
+from driver_docker.capabilities import SUPPORTED_CAPABILITIES, check_peer
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from driver_docker.capabilities import Peer
 
 
@@ -26,10 +28,16 @@ class OlderGateways(StrEnum):
 
 
 class Handshake:
-    """The gateway that shook hands last. There is one gateway to a driver; a refused one changes nothing."""
+    """The gateway that shook hands last. There is one gateway to a driver; a refused one changes nothing.
 
-    def __init__(self, older_gateways: OlderGateways) -> None:
+    Args:
+        older_gateways: What becomes of a gateway that does not introduce itself.
+        offered: The capabilities that a gateway may require.
+    """
+
+    def __init__(self, older_gateways: OlderGateways, *, offered: Collection[str] = SUPPORTED_CAPABILITIES) -> None:
         self._older_gateways = older_gateways
+        self._offered = offered
         self._peer: Peer | None = None
         self._older = False
 
@@ -55,4 +63,4 @@ class Handshake:
         if peer is None and self._older_gateways is OlderGateways.SERVE:
             self._peer, self._older = None, True
             return
-        self._peer, self._older = check_peer(peer), False
+        self._peer, self._older = check_peer(peer, offered=self._offered), False

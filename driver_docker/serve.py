@@ -13,6 +13,7 @@ import structlog
 
 from driver_docker import encode
 from driver_docker.bind_socket import NAMESPACE_LOCK, BindSocket, FileLock
+from driver_docker.capabilities import offered_capabilities
 from driver_docker.concurrency import Background, together
 from driver_docker.engine_address import find_engine
 from driver_docker.errors import DriverError
@@ -99,7 +100,7 @@ class Driver:
             held_by=f"another driver uses the state folder {store.directory}; give this one another sandbox_label",
         )
         self._stack.callback(lock.release)
-        handshake = Handshake(config.older_gateways)
+        handshake = Handshake(config.older_gateways, offered=offered_capabilities(self._engine.info))
         background = Background(self._report)
         launches = LaunchCounter(self.metrics)
 

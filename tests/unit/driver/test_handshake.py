@@ -17,12 +17,16 @@ from driver_docker import encode
 from driver_docker.capabilities import (
     CONTRACT_CAPABILITY,
     GUARANTEES,
+    HARD_CPU_LIMIT,
+    HARD_MEMORY_LIMIT,
     REQUIRED_CAPABILITIES,
     SUPPORTED_CAPABILITIES,
     Peer,
     check_peer,
+    offered_capabilities,
 )
 from driver_docker.config import load_config
+from driver_docker.engine import EngineInfo
 from driver_docker.errors import STATUS_TEXT_LIMIT_BYTES, PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways
 from openshell.status import StatusCode
@@ -114,6 +118,17 @@ def test_a_gateway_that_requires_what_is_not_offered_is_told_what() -> None:
 @pytest.mark.parametrize("guarantee", sorted(GUARANTEES))
 def test_a_gateway_may_require_a_guarantee(guarantee: str) -> None:
     check_peer(replace(GOOD, required=(CONTRACT_CAPABILITY, guarantee)))
+
+
+def test_a_guarantee_that_the_engine_cannot_keep_is_neither_offered_nor_may_it_be_required() -> None:
+    weak = EngineInfo(
+        version="20.10", api_version="1.41", operating_system="linux", architecture="x86_64", memory_limits=False
+    )
+    assert set(SUPPORTED_CAPABILITIES) - set(offered_capabilities(weak)) == {HARD_MEMORY_LIMIT}
+    handshake = Handshake(OlderGateways.REFUSE, offered=offered_capabilities(weak))
+    with pytest.raises(PreconditionError, match=HARD_MEMORY_LIMIT):
+        handshake.shake(replace(GOOD, required=(CONTRACT_CAPABILITY, HARD_MEMORY_LIMIT)))
+    handshake.shake(replace(GOOD, required=(CONTRACT_CAPABILITY, HARD_CPU_LIMIT)))
 
 
 def test_a_driver_requires_no_more_than_the_contract() -> None:
