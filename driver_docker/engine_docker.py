@@ -136,7 +136,8 @@ class DockerEngine:
 
     async def describe(self) -> HostFacts:
         """What the engine says of the machine it runs on, asked now."""
-        return host_facts(await self._json("GET", "/info", what="the engine"))
+        version = await self._json("GET", "/version", what="the engine")
+        return host_facts(await self._json("GET", "/info", what="the engine"), version)
 
     async def refresh_info(self) -> EngineInfo:
         """Ask again for what may change while the engine runs."""

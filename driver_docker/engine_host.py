@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """The part of `/info` that decides whether sandboxes can run there."""
+    """The part of `/info` and `/version` that decides whether sandboxes can run there."""
 
+    api_range: str = ""
+    """Oldest and newest API version of the engine, for example `1.12 to 1.41`."""
     name: str = ""
     kernel_version: str = ""
     operating_system: str = ""
@@ -30,10 +32,13 @@ class HostFacts:
     live_restore: bool = False
 
 
-def host_facts(info: Mapping[str, Any]) -> HostFacts:
-    """Decode an answer of `/info`; what is missing is taken for absent."""
+def host_facts(info: Mapping[str, Any], version: Mapping[str, Any] | None = None) -> HostFacts:
+    """Decode the answers of `/info` and `/version`; what is missing is taken for absent."""
     plugins = info.get("Plugins") or {}
+    newest = str((version or {}).get("ApiVersion") or "")
+    oldest = str((version or {}).get("MinAPIVersion") or newest)
     return HostFacts(
+        api_range=f"{oldest} to {newest}" if newest else "",
         name=str(info.get("Name") or ""),
         kernel_version=str(info.get("KernelVersion") or ""),
         operating_system=str(info.get("OperatingSystem") or ""),

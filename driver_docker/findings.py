@@ -62,7 +62,8 @@ def fault(check: str, found: str, cure: str) -> Finding:
 def judge_engine(info: EngineInfo, host: HostFacts) -> list[Finding]:
     """The engine itself: version, limits, logs, storage, namespaces."""
     ours = f"{_dotted(OLDEST_API)} to {_dotted(NEWEST_API)}"
-    findings = [ok("engine API", f"{info.api_version} agreed on with Docker {info.version}; this driver speaks {ours}")]
+    theirs = f"Docker {info.version} speaks {host.api_range or info.api_version}"
+    findings = [ok("engine API", f"{info.api_version} agreed on: {theirs}, this driver {ours}")]
     if host.os_type != "linux":
         findings.append(fault("containers", f"{host.os_type} containers", "switch the engine to Linux containers"))
     findings.append(_log_driver(host))

@@ -74,9 +74,9 @@ def test_field_report_18_each_fault_of_a_host_is_its_own_finding(
 
 
 def test_field_report_44_both_ranges_are_told() -> None:
-    found = judge_engine(INFO, GOOD)[0].found
-    assert "1.41 agreed" in found
-    assert "this driver speaks 1.40 to 1.51" in found
+    version = {"ApiVersion": "1.41", "MinAPIVersion": "1.12"}
+    found = judge_engine(INFO, host_facts({}, version))[0].found
+    assert found == "1.41 agreed on: Docker 20.10.24 speaks 1.12 to 1.41, this driver 1.40 to 1.51"
 
 
 @pytest.mark.parametrize(
