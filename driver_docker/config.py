@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from driver_docker.compatibility import CompatibilityMode
 from driver_docker.errors import ConfigurationError
 from driver_docker.handshake import OlderGateways
+from driver_docker.image_reference import ImageReferenceError, parse_reference
 from driver_docker.isolation_backends import IsolationBackendTable, RegisteredBackend, check_selectable
 from driver_docker.upstream_proxy import ProxyKeys, check_proxy, check_spiffe_socket
 from openshell.isolation.documents import BUILT_IN_BACKEND
@@ -217,8 +218,10 @@ class DriverConfig(_Table):
     @field_validator("default_image", "sandbox_runtime_image", "supervisor_image")
     @classmethod
     def _image(cls, value: str) -> str:
-        if not value or value != value.strip() or any(char.isspace() for char in value):
-            raise ValueError("must be an image reference without white space")
+        try:
+            parse_reference(value)
+        except ImageReferenceError as error:
+            raise ValueError(f"must be an image reference: {error.why}") from None
         return value
 
     @field_validator("app_armor_profile")

@@ -31,7 +31,12 @@ _BARE_ID: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class ImageReferenceError(InvalidRequestError):
-    """A text is no image reference."""
+    """A text is no image reference; `why` says so without quoting it."""
+
+    def __init__(self, text: str, why: str) -> None:
+        shown = public_text(text, limit_bytes=_MAX_SHOWN_BYTES)
+        super().__init__(f"{shown!r} is no image reference: {why}")
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,23 +102,23 @@ def parse_reference(text: str) -> ImageReference:
     if _SHA256.fullmatch(text) or _BARE_ID.fullmatch(text):
         return ImageReference(registry="", path="", name="", digest=f"sha256:{text.removeprefix('sha256:')}")
     if len(text) > _MAX_TEXT_CHARS:
-        raise _wrong(text, f"it is longer than {_MAX_TEXT_CHARS} characters")
+        raise ImageReferenceError(text, f"it is longer than {_MAX_TEXT_CHARS} characters")
     rest, at, digest = text.partition("@")
     if at and not _DIGEST.fullmatch(digest):
-        raise _wrong(text, "what follows the @ is no digest such as sha256:…")
+        raise ImageReferenceError(text, "what follows the @ is no digest such as sha256:…")
     # A colon after the last slash begins a tag; one before it belongs to the registry's port.
     head, slash, last = rest.rpartition("/")
     base, colon, tag = last.partition(":")
     if colon and not _TAG.fullmatch(tag):
-        raise _wrong(text, "a tag is up to 128 of A-Z a-z 0-9 _ . -, and neither . nor - begins it")
+        raise ImageReferenceError(text, "a tag is up to 128 of A-Z a-z 0-9 _ . -, and neither . nor - begins it")
     name = f"{head}{slash}{base}"
     registry, path = _split_name(name)
     if not _DOMAIN.fullmatch(registry):
-        raise _wrong(text, "the registry is no host name with an optional port")
+        raise ImageReferenceError(text, "the registry is no host name with an optional port")
     if not _PATH.fullmatch(path):
-        raise _wrong(text, "the name must be lower-case words of a-z 0-9, joined by / . _ or -")
+        raise ImageReferenceError(text, "the name must be lower-case words of a-z 0-9, joined by / . _ or -")
     if len(f"{registry}/{path}") > _MAX_NAME_CHARS:
-        raise _wrong(text, f"the name is longer than {_MAX_NAME_CHARS} characters")
+        raise ImageReferenceError(text, f"the name is longer than {_MAX_NAME_CHARS} characters")
     return ImageReference(registry=registry, path=path, name=name, tag=tag, digest=digest)
 
 
@@ -127,7 +132,3 @@ def _split_name(name: str) -> tuple[str, str]:
     if first == DEFAULT_REGISTRY and "/" not in rest:
         rest = f"library/{rest}"
     return first, rest
-
-
-def _wrong(text: str, why: str) -> ImageReferenceError:
-    return ImageReferenceError(f"{public_text(text, limit_bytes=_MAX_SHOWN_BYTES)!r} is no image reference: {why}")

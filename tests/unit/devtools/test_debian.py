@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import shutil
 import stat
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
-from devtools.debian import services_forbidden
+from devtools.debian import services_forbidden, unpack_program
+from devtools.errors import StepFailedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,3 +75,33 @@ def test_a_policy_that_a_killed_run_had_moved_aside_is_put_back(tmp_path: Path) 
         pass
     assert policy.read_text() == ALLOWING
     assert not saved.exists()
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="no dpkg-deb here")
+def test_a_program_is_taken_out_of_its_package_and_nothing_else_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, tools = tmp_path / "root", tmp_path / "tools"
+    (root / "DEBIAN").mkdir(parents=True)
+    fields = ("Package: thing", "Version: 1", "Architecture: all", "Maintainer: t <t@example.org>", "Description: t")
+    (root / "DEBIAN" / "control").write_text("\n".join(fields) + "\n")
+    (root / "DEBIAN" / "postinst").write_text(f"#!/bin/sh\ntouch {tmp_path}/installed\n")
+    (root / "DEBIAN" / "postinst").chmod(0o755)
+    (root / "usr" / "bin").mkdir(parents=True)
+    (root / "usr" / "bin" / "thing").write_text("#!/bin/sh\necho out\n")
+    subprocess.run(["dpkg-deb", "--build", str(root), str(tmp_path / "made.deb")], check=True, capture_output=True)
+    tools.mkdir()
+    (tools / "apt-get").write_text(
+        f'#!/bin/sh\n[ "$3 $4" = "download thing" ] && cp {tmp_path}/made.deb thing_1_all.deb\n'
+    )
+    (tools / "apt-get").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tools), prepend=":")
+    kept = tmp_path / "kept" / "program"
+    assert unpack_program("thing", "usr/bin/thing", kept) == kept
+    assert subprocess.run([str(kept)], capture_output=True, text=True, check=True).stdout == "out\n"
+    assert list(kept.parent.iterdir()) == [kept]
+    assert not (tmp_path / "installed").exists()
+    for package, place in (("thing", "usr/bin/other"), ("absent", "usr/bin/thing")):
+        with pytest.raises(StepFailedError, match=f"{place} of the Debian package {package} cannot be had"):
+            unpack_program(package, place, tmp_path / "kept" / "none")
+    assert list(kept.parent.iterdir()) == [kept]

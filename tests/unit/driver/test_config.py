@@ -51,6 +51,7 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
         ({"sandbox_pids_limit": 0}, "sandbox_pids_limit"),
         ({"sandbox_pids_limit": -1}, "sandbox_pids_limit"),
         ({"image_pull_policy": "newer"}, "image_pull_policy"),
+        ({"supervisor_image": "Host/X:1"}, "supervisor_image: must be an image reference: the name must be lower-case"),
         ({"sandbox_label": "a/b"}, "sandbox_label"),
         ({"sandbox_label": ""}, "sandbox_label"),
         ({"grpc_endpoint": "127.0.0.1:1"}, "grpc_endpoint"),
