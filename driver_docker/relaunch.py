@@ -102,13 +102,13 @@ class Relauncher:
         """
         begun = time.monotonic()
         services, launcher = self._services, self._launcher
-        await services.gate.admit_again(sandbox.record)
         committed = await self.read_committed(sandbox)
         retained = await self.read_retained(sandbox)
         sandbox.secrets = committed.secrets
         delegation = await launcher.delegation()
         built = documents.with_delegation(committed.documents, delegation)
         image = (await launcher.images.find_component(services.config.supervisor_image)).facts
+        await services.gate.admit_again(sandbox.record)  # with the image that may just have been pulled
         owner = services.owner
         supervisor = plan_supervisor(
             retained.as_request(sandbox.record),
