@@ -21,7 +21,7 @@ here = os.path.dirname(os.path.abspath(sys.argv[0]))
 with open(os.path.join(here, "pids"), "a") as pids:
     pids.write(f"{{os.getpid()}}\\n")
 listener = socket.socket(socket.AF_UNIX)
-if os.path.exists(local):
+if os.path.exists(local) and "StreamLocalBindUnlink=yes" in sys.argv:
     os.unlink(local)
 listener.bind(local)
 listener.listen()

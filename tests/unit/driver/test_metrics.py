@@ -181,6 +181,8 @@ def test_metrics_are_served_on_loopback_until_the_end() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
             text = answer.read().decode()
         assert "openshell_driver_launches_waiting 0.0" in text
+        with socket.socket() as elsewhere:  # an address of this machine other than the one that is served
+            assert elsewhere.connect_ex(("127.0.0.2", port)) != 0
         with pytest.raises(ConfigurationError, match="metrics_port"), serving(metrics, port):
             pass
     with socket.socket() as probe:
