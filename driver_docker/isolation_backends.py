@@ -165,14 +165,23 @@ def check_selectable(backends: Registrations, name: str) -> None:
         )
 
 
-def check_placeable(backend: RegisteredBackend) -> None:
+def check_placeable(backend: RegisteredBackend, *, engine_is_local: bool) -> None:
     """Check before anything is created that a supervisor would reach the backend.
 
     Raises:
-        PreconditionError: The folder of its socket is not on this host.
+        PreconditionError: It listens on a Unix socket, and the engine is on another host or the socket's folder is not
+            on this one.
     """
     folder = backend.socket_folder
-    if folder is not None and not Path(folder).is_dir():
+    if folder is None:
+        return
+    if not engine_is_local:
+        raise PreconditionError(
+            f"isolation backend {backend.name} cannot be placed: the engine is not known to be on this host, so nor is "
+            "the folder of its socket; register a tcp endpoint, or name the engine's socket in socket_path",
+            reason="IsolationBackendNotPlaceable",
+        )
+    if not Path(folder).is_dir():
         raise PreconditionError(
             f"isolation backend {backend.name} cannot be placed: the folder of its socket {folder} does not exist on "
             "this host; start the backend first",

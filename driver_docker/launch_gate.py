@@ -13,6 +13,7 @@ import structlog
 from driver_docker.compatibility import CompatibilityMode, Finding, IncompatibleError, Outcome, judge
 from driver_docker.concurrency import together
 from driver_docker.engine import EngineAbsentError
+from driver_docker.engine_address import engine_is_local
 from driver_docker.image_reference import parse_reference
 from driver_docker.isolation_backends import check_pin, check_placeable
 from driver_docker.revisions import Component, gateway_revision, image_revision
@@ -81,7 +82,7 @@ class LaunchGate:
 
     async def _admit(self, *, runtime: str, named: str = "", note: str = "") -> None:
         if (backend := self._config.delegated_backend) is not None:
-            check_placeable(backend)
+            check_placeable(backend, engine_is_local=engine_is_local(self._config))
         supervisor_facts, runtime_facts = await together(
             self._present(self._config.supervisor_image), self._present(runtime)
         )

@@ -172,10 +172,13 @@ def test_a_selection_that_cannot_be_placed_keeps_the_driver_from_starting(table:
 
 def test_a_socket_whose_folder_is_not_here_is_refused_before_anything_is_created(tmp_path: Path) -> None:
     here = _one({"kind": "unix", "socket_path": str(tmp_path / "b.sock")})
-    check_placeable(here)
-    check_placeable(_one(TCP))
-    with pytest.raises(PreconditionError, match="cannot be placed"):
-        check_placeable(_one({"kind": "unix", "socket_path": str(tmp_path / "none" / "b.sock")}))
+    check_placeable(here, engine_is_local=True)
+    with pytest.raises(PreconditionError, match="does not exist"):
+        check_placeable(_one({"kind": "unix", "socket_path": str(tmp_path / "none" / "b.sock")}), engine_is_local=True)
+    with pytest.raises(PreconditionError, match="not known to be on this host"):
+        check_placeable(here, engine_is_local=False)
+    for local in (True, False):
+        check_placeable(_one(TCP), engine_is_local=local)
 
 
 IDENTITY = WorkloadIdentity(uid=1200, gid=1300, source=IdentitySource.IMAGE, resource_digest="sha256:w")

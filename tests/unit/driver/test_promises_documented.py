@@ -9,8 +9,11 @@ import pytest
 
 from driver_docker.capabilities import GUARANTEES, SUPPORTED_CAPABILITIES
 from driver_docker.compatibility import RULES
+from driver_docker.config import load_config
 from driver_docker.errors import PreconditionError
+from driver_docker.isolation_backends import BACKEND_SOCKET_DIR
 from driver_docker.quantities import parse_limits
+from openshell.isolation.endpoints import ENDPOINT_ERROR
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -45,6 +48,17 @@ def test_every_rule_of_revisions_is_in_the_table_in_order() -> None:
         )
         for rule in RULES
     ]
+
+
+def test_the_example_of_isolation_backends_is_a_configuration_that_loads(tmp_path: Path) -> None:
+    text = (DOCS / "isolation-backends.md").read_text(encoding="utf-8")
+    file = tmp_path / "driver.toml"
+    file.write_text(text.partition("```toml\n")[2].partition("```")[0])
+    config = load_config({"bind_socket": tmp_path / "d.sock"}, file=file, environment={})
+    assert config.backend_name == "acme"
+    assert set(config.isolation_backends) == {"acme", "acme-tcp"}
+    for words in (ENDPOINT_ERROR, BACKEND_SOCKET_DIR):
+        assert words in text
 
 
 @pytest.mark.parametrize("quantity", ["cpu_request", "memory_request"])
