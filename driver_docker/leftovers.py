@@ -101,8 +101,8 @@ class Sweeper:
         """
         lock: FileLock | None = None
         with contextlib.suppress(ConfigurationError):
-            # Without a folder there is no owner, and so nothing to remove.
-            if await asyncio.to_thread(self._store.directory.is_dir):
+            # Without a name there is no owner, and so nothing to remove.
+            if await asyncio.to_thread(self._store.driver_name) is not None:
                 lock = FileLock(self._store.directory / NAMESPACE_LOCK, held_by="a driver runs")
         try:
             found = await self._survey(driver_runs=lock is None)

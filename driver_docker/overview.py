@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from driver_docker import labels
 from driver_docker.engine import EngineAbsentError
+from driver_docker.errors import RecordError
 from driver_docker.records import RecordPhase
 from driver_docker.snapshots import READY, take_snapshot
 
@@ -63,15 +64,24 @@ async def look(store: RecordStore, namespace: str, engine: Engine | None) -> tup
         RecordError: The state folder cannot be read.
         EngineUnreachableError: The engine does not answer any more.
     """
-    if not await asyncio.to_thread(store.directory.is_dir):
+    records = await asyncio.to_thread(_load, store)
+    if not records:
         return ()
-    records = await asyncio.to_thread(store.load)
     states: dict[str, str] | None = None
     name = await asyncio.to_thread(store.driver_name)
     if engine is not None and name is not None:
         rows = await engine.list_containers(labels.owner_labels(labels.Owner(namespace=namespace, driver=name)))
         states = {row.container_id: row.status.value for row in rows}
     return tuple([await _view(record, namespace, engine, states) for record in records])
+
+
+def _load(store: RecordStore) -> tuple[SandboxRecord, ...]:
+    try:
+        return store.load()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise RecordError(f"state folder {store.directory} cannot be read: {error.strerror}") from error
 
 
 async def _view(

@@ -198,14 +198,14 @@ def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[F
 def judge_state_dir(config: DriverConfig) -> Finding:
     """The folder of records."""
     folder = config.namespace_dir
+    problem = folder_problem(folder)
+    if problem is not None:
+        return fault("state_dir", problem, f"chmod 700 {folder}, or choose a --state-dir of this user's own")
     if not folder.exists():
         parent = next(parent for parent in folder.parents if parent.exists())
         if not os.access(parent, os.W_OK | os.X_OK):
             return fault("state_dir", f"{folder} cannot be made in {parent}", "choose a --state-dir of this user's own")
         return ok("state_dir", f"{folder} is made at the first start")
-    problem = folder_problem(folder)
-    if problem is not None:
-        return fault("state_dir", problem, f"chmod 700 {folder}, or choose a --state-dir of this user's own")
     return ok("state_dir", str(folder))
 
 

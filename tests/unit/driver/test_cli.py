@@ -134,6 +134,15 @@ def test_looking_makes_nothing(run: Any, tmp_path: Path, arguments: tuple[str, .
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", ["sandboxes", "exits"])
+def test_a_state_folder_that_cannot_be_read_is_one_line(run: Any, tmp_path: Path, command: str) -> None:
+    (tmp_path / "state").write_text("no folder")
+    result = run(command)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
+    assert f"{tmp_path}/state/default" in result.stderr
+    assert "cannot be read" in result.stderr
+
+
 def test_gc_without_an_engine_fails_and_says_where_it_looked(run: Any, tmp_path: Path) -> None:
     result = run("gc")
     assert result.exit_code == 1

@@ -22,7 +22,7 @@ from driver_docker.engine import (
     HealthStatus,
     VolumeFacts,
 )
-from driver_docker.errors import ConfigurationError
+from driver_docker.errors import ConfigurationError, RecordError
 from driver_docker.leftovers import Sweeper, is_locked
 from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
 
@@ -194,6 +194,15 @@ async def test_nothing_is_own_without_a_state_folder(tmp_path: Path, scene: Scen
     assert (swept.leftovers, removals) == ((), ())
     assert swept.foreign == len(scene.engine.containers) + len(scene.engine.volumes)
     assert not (tmp_path / "other").exists()
+
+
+async def test_a_state_folder_that_cannot_be_read_stops_everything(tmp_path: Path, scene: Scene) -> None:
+    (tmp_path / "file").write_text("no folder")
+    config = load_config({"bind_socket": Path("/run/x/d.sock"), "state_dir": tmp_path / "file"}, environment={})
+    sweeper = Sweeper(cast("Engine", scene.engine), RecordStore(config.namespace_dir), config)
+    for look in (sweeper.survey, sweeper.sweep):
+        with pytest.raises(RecordError, match="cannot be read"):
+            await look()
 
 
 async def test_field_report_47_a_volume_in_use_is_told_and_kept(scene: Scene) -> None:
