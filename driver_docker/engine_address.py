@@ -14,6 +14,7 @@ that was pointed at another machine never falls back to this one. TLS variables 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -202,6 +203,15 @@ async def find_engine(config: DriverConfig, environment: Mapping[str, str]) -> D
     raise EngineUnreachableError(f"no Docker Engine found: {listed}; start one or name its socket with --docker-socket")
 
 
-def engine_is_local(config: DriverConfig) -> bool:
-    """Whether the engine's files are, as far as the configuration tells, the files of this host."""
-    return config.docker_context is None and (config.socket_path or "/").startswith(("/", "unix:"))
+def engine_is_local(config: DriverConfig, environment: Mapping[str, str] | None = None) -> bool:
+    """Whether the engine's files are, as far as its address tells, the files of this host. Blocks; reads small files.
+
+    Args:
+        config: The driver's configuration.
+        environment: The process's environment.
+    """
+    try:
+        addresses = candidates(config, os.environ if environment is None else environment)
+    except ConfigurationError:
+        return False
+    return all(address.url.startswith(_UNIX) for address in addresses)

@@ -138,13 +138,12 @@ class Resources:
             api=self._engine.info.api,
         )
         sources = [mount.source for mount in request.mounts if isinstance(mount, BindRequest)]
-        if sources and engine_is_local(config):
-            missing = await asyncio.to_thread(_missing, sources)
-            if missing is not None:
-                # The engine would make an empty folder there, owned by root.
-                raise PreconditionError(
-                    f"bind mount source {missing} does not exist, or the driver cannot see it; create it first"
-                )
+        missing = await asyncio.to_thread(_missing, sources, config) if sources else None
+        if missing is not None:
+            # The engine would make an empty folder there, owned by root.
+            raise PreconditionError(
+                f"bind mount source {missing} does not exist, or the driver cannot see it; create it first"
+            )
 
     async def _check_workspace(self, request: LaunchRequest) -> None:
         try:
@@ -155,5 +154,7 @@ class Resources:
         mounts.check_against_workspace(request.mounts, root)
 
 
-def _missing(paths: list[str]) -> str | None:
+def _missing(paths: list[str], config: DriverConfig) -> str | None:
+    if not engine_is_local(config):
+        return None
     return next((path for path in paths if not Path(path).exists()), None)

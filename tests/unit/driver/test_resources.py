@@ -149,7 +149,10 @@ async def test_a_limit_that_the_engine_would_drop_is_refused_and_not_promised(la
     assert promised - set(told.extension.supported_capabilities) == {f"openshell.compute.{lacking}-limit.hard"}
 
 
-async def test_a_bind_source_must_exist_where_the_engines_files_are_ours(tmp_path: Path) -> None:
+async def test_a_bind_source_must_exist_where_the_engines_files_are_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock")
     wanted = request({"type": "bind", "source": str(tmp_path / "gone"), "target": "/a"})
     for place in ({}, {"socket_path": "unix:///x.sock"}, {"socket_path": "/x.sock"}):
         with pytest.raises(PreconditionError, match="does not exist"):
@@ -157,6 +160,9 @@ async def test_a_bind_source_must_exist_where_the_engines_files_are_ours(tmp_pat
         with pytest.raises(PreconditionError, match="does not exist"):
             await resources(Answers(), **OPEN, **place).claim(wanted)
     await resources(Answers(), **OPEN, socket_path="tcp://10.0.0.1:2375").check(wanted)
+    monkeypatch.setenv("DOCKER_HOST", "tcp://10.0.0.1:2375")
+    await resources(Answers(), **OPEN).check(wanted)
+    monkeypatch.setenv("DOCKER_HOST", "unix:///x.sock")
     (tmp_path / "gone").touch()
     await resources(Answers(), **OPEN).check(wanted)
 
