@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from scripted.compute_gateway import launch_authentication, peer, ready
+from scripted import driver_process
+from scripted.compute_gateway import ComputeGateway, launch_authentication, peer, ready
+from scripted.engine_proxy import EngineProxy, Road
 
+from driver_docker.engine import EngineAbsentError
 from openshell.isolation.documents import BoundaryLaunch, IsolationBackends, UnixTransport
 from openshell.isolation.tls import issue_session_tls
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
@@ -20,8 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from docker import APIClient
-    from scripted.compute_gateway import ComputeGateway
     from scripted.driver_bench import DriverBench
+
+    from driver_docker.engine import Engine, ImageFacts
 
 VERSION_LABEL = "org.opencontainers.image.version"
 ABSENT = "7a0f1c2e-0000-4000-8000-00000000dead"
@@ -294,3 +298,58 @@ async def test_a_start_is_refused_when_gateway_and_images_were_upgraded_apart(be
         await link.stub.StartSandbox(_start(sandbox_id, "g-2"))
         await link.wait_reason(sandbox_id, "BackendReady")
         await _delete(link, sandbox_id)
+
+
+class _NotPulledYet:
+    """The real engine, on which one image appears only once it is pulled."""
+
+    def __init__(self, engine: Engine, reference: str) -> None:
+        self._engine = engine
+        self._reference = reference
+        self._pulled = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def inspect_image(self, reference: str) -> ImageFacts:
+        if reference == self._reference and not self._pulled:
+            raise EngineAbsentError(f"no such image: {reference}")
+        return await self._engine.inspect_image(reference)
+
+    async def pull_image(self, *_: Any, **__: Any) -> None:
+        self._pulled = True
+
+
+async def test_an_image_that_was_pulled_for_a_launch_is_judged_before_anything_is_created(bench: DriverBench) -> None:
+    older = [f"LABEL {VERSION_LABEL}=0.1.4"]
+    with _derived(bench.client, bench.images.supervisor, f"p-{bench.namespace}", changes=older) as supervisor:
+        async with bench.running(
+            wrap=lambda engine: _NotPulledYet(engine, supervisor), supervisor_image=supervisor
+        ) as (_, link):
+            await _hello(link, "0.1.5")
+            wanted = bench.sandbox()
+            failed = ready(await bench.launch(link, wanted))
+            assert (failed.status, failed.reason) == ("False", "ControlSupervisorStartFailed")
+            assert "supervisor image 0.1.4" in failed.message
+            assert [event.reason for event in link.platform_events(wanted.id) if event.reason == "Created"] == []
+            assert bench.sandbox_left_over(wanted.id) == []
+            await _delete(link, wanted.id)
+
+
+async def test_a_handshake_is_answered_with_the_same_bytes_while_the_engine_is_away_and_after_a_restart(
+    bench: DriverBench,
+) -> None:
+    request = pb.GetCapabilitiesRequest(gateway=peer())
+    answers = set()
+    for _ in range(2):
+        async with (
+            EngineProxy.between(bench.folder / "e.sock", bench.docker_host) as proxy,
+            driver_process.serving(bench, **{"docker-socket": str(proxy.path)}) as process,
+            ComputeGateway(f"unix:{driver_process.socket_of(bench)}") as link,
+        ):
+            answers.add((await link.stub.GetCapabilities(request)).SerializeToString(deterministic=True))
+            await proxy.set(Road.SILENT)
+            answers.add((await link.stub.GetCapabilities(request)).SerializeToString(deterministic=True))
+            await proxy.set(Road.OPEN)
+            assert await driver_process.end(process) == 0
+    assert len(answers) == 1
