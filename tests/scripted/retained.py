@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -59,6 +60,13 @@ async def stopped(link: ComputeGateway, sandbox_id: str) -> bool:
     got = await link.stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=sandbox_id), wait_for_ready=True)
     conditions = {c.type: (c.status, c.reason) for c in got.sandbox.status.conditions}
     return conditions == {"Ready": ("False", "ContainerStopped"), "Suspended": ("True", "ContainerStopped")}
+
+
+def refreshed(launch: LaunchAuthentication) -> LaunchAuthentication:
+    """Newer credentials of the same session."""
+    old = launch.supervisor
+    bundle = replace(old, session_rotation=old.session_rotation + 1, auth_epoch=old.auth_epoch + 1)
+    return replace(launch, supervisor=bundle, supervisor_json=b"")
 
 
 async def refusal(call: Awaitable[Any]) -> tuple[grpc.StatusCode, str]:
