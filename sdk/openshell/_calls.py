@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
+import re
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
@@ -14,7 +17,7 @@ import openshell.sandbox.v1
 import openshell.v1
 from openshell._decode import decode
 from openshell._endpoint import ChannelOptions, Endpoint, TlsConfig, channel_arguments, channel_credentials
-from openshell.errors import InvalidArgumentError, OpenShellError, RpcError
+from openshell.errors import ClientClosedError, InvalidArgumentError, OpenShellError, RpcError
 from openshell.status import StatusCode
 from openshell.wire.v1 import openshell_pb2
 
@@ -29,6 +32,11 @@ M = TypeVar("M", bound="betterproto2.Message")
 
 TokenSource = str | Callable[[], str]
 """A bearer token, or a function that returns a fresh one for each call."""
+
+_LONGEST_DEADLINE_SECONDS = 10 * 365 * 86_400.0
+"""grpc takes a deadline that is much further away, or infinite, for one that has passed."""
+
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 
 _SERVICE = openshell_pb2.DESCRIPTOR.services_by_name["OpenShell"]
 _PACKAGES: dict[str, ModuleType] = {"openshell.v1": openshell.v1, "openshell.sandbox.v1": openshell.sandbox.v1}
@@ -71,6 +79,17 @@ def _message_type(descriptor: Descriptor) -> type[betterproto2.Message]:
     return found
 
 
+def deadline_of(seconds: float) -> float | None:
+    """A timeout as grpc takes it: never negative, and None where it is too long to matter.
+
+    Raises:
+        InvalidArgumentError: It is not a number.
+    """
+    if math.isnan(seconds):
+        raise InvalidArgumentError("timeout_seconds is not a number (NaN); use float('inf') for no limit")
+    return None if seconds > _LONGEST_DEADLINE_SECONDS else max(seconds, 0.0)
+
+
 class _OpenStream(Protocol):
     """What is used of a grpc response iterator."""
 
@@ -102,7 +121,8 @@ class Connection:
             )
         self.endpoint = endpoint
         self._token = token
-        self._timeout_seconds = timeout_seconds
+        self.timeout_seconds = timeout_seconds
+        self._closed = False
         arguments = channel_arguments(options)
         self._channel = (
             grpc.secure_channel(endpoint.authority, channel_credentials(tls), options=arguments)
@@ -120,16 +140,17 @@ class Connection:
             timeout_seconds: Deadline of this call; None takes the client's default.
 
         Raises:
+            InvalidArgumentError: The request, the timeout or the token cannot be sent.
+            ClientClosedError: The client was closed.
             RpcError: The gateway answered a status other than OK or was not reached.
             MalformedResponseError: The answer is not the promised message.
         """
         described = self._checked(name, request, answer)
-        call: grpc.UnaryUnaryMultiCallable[betterproto2.Message, bytes] = self._channel.unary_unary(
-            described.path, request_serializer=bytes
-        )
-        timeout = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+        call: grpc.UnaryUnaryMultiCallable[bytes, bytes] = self._channel.unary_unary(described.path)
+        timeout = deadline_of(self.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        encoded, metadata = _encoded(name, request), self._metadata()
         try:
-            payload: bytes = call(request, timeout=max(timeout, 0.0), metadata=self._metadata())
+            payload: bytes = call(encoded, timeout=timeout, metadata=metadata)
         except grpc.RpcError as error:
             raise self._translated(name, error) from error
         return decode(payload, described.response_wire, answer, source=f"{name} at {self.endpoint}")
@@ -137,13 +158,16 @@ class Connection:
     def stream(
         self, name: str, request: betterproto2.Message, answer: type[M], *, timeout_seconds: float | None
     ) -> ResponseStream[M]:
-        """Open a server stream; it has no deadline unless one is given."""
+        """Open a server stream; it has no deadline unless one is given.
+
+        Raises:
+            InvalidArgumentError: The request, the timeout or the token cannot be sent.
+            ClientClosedError: The client was closed.
+        """
         described = self._checked(name, request, answer)
-        call: grpc.UnaryStreamMultiCallable[betterproto2.Message, bytes] = self._channel.unary_stream(
-            described.path, request_serializer=bytes
-        )
-        timeout = None if timeout_seconds is None else max(timeout_seconds, 0.0)
-        opened = call(request, timeout=timeout, metadata=self._metadata())
+        call: grpc.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(described.path)
+        timeout = None if timeout_seconds is None else deadline_of(timeout_seconds)
+        opened = call(_encoded(name, request), timeout=timeout, metadata=self._metadata())
 
         def decoded(payload: bytes) -> M:
             return decode(payload, described.response_wire, answer, source=f"{name} at {self.endpoint}")
@@ -152,9 +176,12 @@ class Connection:
 
     def close(self) -> None:
         """End every call and the connection."""
+        self._closed = True
         self._channel.close()
 
     def _checked(self, name: str, request: betterproto2.Message, answer: type[M]) -> Rpc:
+        if self._closed:
+            raise ClientClosedError(f"{name} at {self.endpoint}: the client was closed; open a new one")
         described = rpc(name)
         if not isinstance(request, described.request):
             raise InvalidArgumentError(f"{name} takes {described.request.__name__}, not {type(request).__name__}")
@@ -166,6 +193,9 @@ class Connection:
         if self._token is None:
             return ()
         token = self._token if isinstance(self._token, str) else self._token()
+        if not _TOKEN.fullmatch(token):
+            # Never its text: a token in an error is a token in a log.
+            raise InvalidArgumentError("the bearer token is empty, or not printable ASCII without blanks and line ends")
         return (("authorization", f"Bearer {token}"),)
 
     def _translated(self, name: str, error: grpc.RpcError) -> RpcError:
@@ -173,6 +203,13 @@ class Connection:
         code: grpc.StatusCode = getattr(error, "code", lambda: grpc.StatusCode.UNKNOWN)()
         detail: str | None = getattr(error, "details", lambda: str(error))()
         return RpcError.from_status(name, StatusCode.from_grpc(code), detail or "", endpoint=str(self.endpoint))
+
+
+def _encoded(name: str, request: betterproto2.Message) -> bytes:
+    try:
+        return bytes(request)
+    except (TypeError, ValueError, AttributeError, ArithmeticError, struct.error) as error:
+        raise InvalidArgumentError(f"{name}: a value of the request has the wrong type or range: {error}") from error
 
 
 class ResponseStream(Generic[M]):

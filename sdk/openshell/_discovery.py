@@ -103,7 +103,7 @@ def _load(name: str, folder: Path) -> ConfiguredGateway:
     if not isinstance(address, str) or not address:
         raise GatewayConfigurationError(f"{path} holds no gateway_endpoint")
     mode = metadata.get("auth_mode")
-    if mode not in _ANONYMOUS_MODES:
+    if not isinstance(mode, str | None) or mode not in _ANONYMOUS_MODES:
         raise GatewayConfigurationError(
             f"{path}: auth_mode {mode!r} needs a login that this client does not do; pass endpoint and token instead"
         )

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from openshell.sandbox.v1 import SandboxPolicy
 
+MAX_UINT32 = 2**32 - 1
+MAX_INT32 = 2**31 - 1
 MAX_EXACT_INTEGER = 2**53
 """Numbers of a protobuf Struct are doubles; larger integers would change on the way."""
 
@@ -116,16 +118,31 @@ def create_request(
     )
 
 
+def checked_count(value: int, what: str, *, most: int) -> int:
+    """A count that the wire can hold; a larger one would silently become another number.
+
+    Raises:
+        InvalidArgumentError: It is negative or larger than ``most``.
+    """
+    if not 0 <= value <= most:
+        raise InvalidArgumentError(f"{what} must be between 0 and {most}, not {value}")
+    return value
+
+
 def watch_request(
     *, name: str, workspace: str, status: bool, events: bool, event_tail: int, stop_on_terminal: bool, cursor: str
 ) -> WatchSandboxRequest:
-    """The request that opens a sandbox's stream; see `Sandboxes.watch` for the arguments."""
+    """The request that opens a sandbox's stream; see `Sandboxes.watch` for the arguments.
+
+    Raises:
+        InvalidArgumentError: A value cannot be sent; nothing was sent.
+    """
     return WatchSandboxRequest(
         sandbox=name,
         workspace_scope=scope_of(workspace),
         follow_status=status,
         follow_events=events,
-        event_tail=event_tail,
+        event_tail=checked_count(event_tail, "event_tail", most=MAX_UINT32),
         stop_on_terminal=stop_on_terminal,
         resume_after_cursor=cursor,
     )

@@ -7,8 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from openshell._calls import deadline_of
 from openshell._progress import Goal, Progress, describe, phase_of, progress, ready_condition
-from openshell._sandbox_requests import create_request, every_workspace, scope_of, watch_request
+from openshell._sandbox_requests import (
+    MAX_INT32,
+    checked_count,
+    create_request,
+    every_workspace,
+    scope_of,
+    watch_request,
+)
 from openshell.errors import (
     InvalidArgumentError,
     MalformedResponseError,
@@ -46,6 +54,8 @@ EVENT_TAIL = 64
 _MAX_PAGES = 10_000
 _REOPEN_PAUSE_SECONDS = 0.5
 _LEAST_LOOK_SECONDS = 0.25
+_LEAST_CALL_SECONDS = 2.0
+"""What the one look at the state may take, also where time is up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +231,7 @@ class Sandboxes:
         Raises:
             RpcError: A page could not be read; what was yielded before stays valid.
         """
+        page_size = checked_count(page_size, "page_size", most=MAX_INT32)
         scope = every_workspace() if all_workspaces else scope_of(self._scope(workspace))
         token, seen = "", set[str]()
         while True:
@@ -341,16 +352,22 @@ class Sandboxes:
 
         Raises:
             SandboxFailedError: The goal cannot be reached from the state the sandbox is in.
-            WaitTimeoutError: Time is up; the text holds the last known state.
+            WaitTimeoutError: Time is up; the text holds the last known state, or why it could not be read.
+            InvalidArgumentError: The timeout is not a number.
             NotFoundError: There is no such sandbox.
             RpcError: The gateway refused to tell.
         """
+        deadline_of(timeout_seconds)  # refuses NaN, with which no time would ever be up
         deadline = time.monotonic() + timeout_seconds
         seen = _Seen()
+        problem: RpcError | None = None
         while True:
             try:
                 if seen.sandbox is None:
-                    seen.sandbox = self.get(name, workspace=workspace)
+                    look = max(deadline - time.monotonic(), _LEAST_CALL_SECONDS)
+                    seen.sandbox = self.get(
+                        name, workspace=workspace, timeout_seconds=min(look, self._connection.timeout_seconds)
+                    )
                     if progress(goal, phase_of(seen.sandbox)) is Progress.REACHED:
                         return seen.sandbox
                 with self.watch(
@@ -382,11 +399,13 @@ class Sandboxes:
                     seen.cursor = ""
                 elif not error.retryable:
                     raise
+                problem = error
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                state = "its state is not known" if seen.sandbox is None else _summary(seen.sandbox)
+                unknown = "its state is not known" if problem is None else f"its state is not known, since {problem}"
+                state = unknown if seen.sandbox is None else _summary(seen.sandbox)
                 text = f"sandbox {name!r} is not {goal.value} after {timeout_seconds:g} s: {state}"
-                raise WaitTimeoutError(text, sandbox=seen.sandbox)
+                raise WaitTimeoutError(text, sandbox=seen.sandbox) from problem
             time.sleep(min(_REOPEN_PAUSE_SECONDS, remaining))
 
     def _failed(

@@ -54,6 +54,13 @@ class InvalidArgumentError(OpenShellError, ValueError):
     status = StatusCode.INVALID_ARGUMENT
 
 
+class ClientClosedError(OpenShellError):
+    """A call on a client that was closed; nothing was sent."""
+
+    reason = "ClientClosed"
+    status = StatusCode.FAILED_PRECONDITION
+
+
 class GatewayConfigurationError(OpenShellError):
     """No usable gateway is configured on this machine; the text names the file or option to change."""
 

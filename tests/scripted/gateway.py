@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +25,12 @@ class ScriptedGateway(pb_grpc.OpenShellServicer):
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str]] = field(default_factory=list)
     hold: queue.Queue[None] = field(default_factory=queue.Queue)
+    answers: threading.Event = field(default_factory=threading.Event)
+    """Cleared by a test, `GetSandbox` hangs until it is set again."""
     endpoint: str = ""
+
+    def __post_init__(self) -> None:
+        self.answers.set()
 
     def _note(self, request: Any, context: Context) -> None:
         self.requests.append(request)
@@ -45,6 +51,7 @@ class ScriptedGateway(pb_grpc.OpenShellServicer):
 
     def GetSandbox(self, request: pb.GetSandboxRequest, context: Context) -> pb.SandboxResponse:
         self._note(request, context)
+        self.answers.wait()
         if request.name not in self.sandboxes:
             context.abort(grpc.StatusCode.NOT_FOUND, "sandbox not found")
         return pb.SandboxResponse(sandbox=self.sandboxes[request.name])

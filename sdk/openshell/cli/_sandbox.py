@@ -102,6 +102,7 @@ def list_sandboxes(shared: Shared, selector: str, all_workspaces: bool, output: 
         return
     from rich import box
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -112,11 +113,11 @@ def list_sandboxes(shared: Shared, selector: str, all_workspaces: bool, output: 
         ready = ready_condition(one)
         metadata = one.metadata
         table.add_row(
-            metadata.name if metadata else "-",
-            metadata.workspace if metadata else "-",
+            escape(metadata.name) if metadata else "-",
+            escape(metadata.workspace) if metadata else "-",
             phase_name(one),
             age(metadata.created_time if metadata else None, now),
-            ready.reason if ready else "",
+            escape(ready.reason) if ready else "",
         )
     Console().print(table)
 
@@ -143,6 +144,7 @@ def delete(shared: Shared, names: tuple[str, ...], allow_missing: bool, wait: bo
 
 def _wait_ready(client: OpenShell, name: str, timeout_seconds: float) -> Sandbox | None:
     from rich.console import Console
+    from rich.markup import escape
 
     console = Console(stderr=True)
     with console.status(f"sandbox {name}: waiting for the gateway") as status:
@@ -150,7 +152,7 @@ def _wait_ready(client: OpenShell, name: str, timeout_seconds: float) -> Sandbox
         def show(event: WatchEvent) -> None:
             step = progress_text(event)
             if step:
-                status.update(f"sandbox {name}: {step}")
+                status.update(f"sandbox {name}: {escape(step)}")
 
         return client.sandboxes.wait(name, timeout_seconds=timeout_seconds, on_event=show)
 

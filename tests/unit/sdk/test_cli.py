@@ -96,3 +96,18 @@ def test_errors_are_one_line_and_a_code(
     code, _, err = run(["sandbox", "create", "x", "-e", "novalue"], gateway, monkeypatch, capsys)
     assert code == 2
     assert "--env" in err
+
+
+def test_words_of_the_platform_are_never_read_as_markup(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gateway.streams["one"] = [
+        pb.SandboxStreamEvent(event=pb.PlatformEvent(reason="Pulling", message="layer [/abc] of [bold]")),
+        pb.SandboxStreamEvent(sandbox=sandbox("one", pb.SANDBOX_PHASE_READY, reason="[/odd]")),
+    ]
+    code, _, err = run(["sandbox", "create", "one"], gateway, monkeypatch, capsys)
+    assert (code, "Traceback" in err) == (0, False)
+    gateway.sandboxes["one"] = sandbox("one", pb.SANDBOX_PHASE_ERROR, reason="[/odd]")
+    code, out, _ = run(["sandbox", "list"], gateway, monkeypatch, capsys)
+    assert code == 0
+    assert "[/odd]" in out

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -10,6 +10,7 @@ from scripted.gateway import sandbox
 from openshell import Goal, OpenShell, Verdict, WatchEvent
 from openshell.errors import (
     AlreadyExistsError,
+    ClientClosedError,
     InvalidArgumentError,
     NotFoundError,
     OpenShellError,
@@ -266,3 +267,72 @@ def test_a_token_never_crosses_the_network_in_plain_text(endpoint: str) -> None:
     with pytest.raises(InvalidArgumentError, match="plain text") as caught:
         OpenShell(endpoint, token="s3cr3t")
     assert "s3cr3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", ["", "s3cr3t\n", "s3cr3t two", "s3cr3t\u00e9", "s3cr3t\0"])
+def test_a_token_that_no_header_can_hold_is_refused_without_its_text(gateway: ScriptedGateway, token: str) -> None:
+    with (
+        OpenShell(gateway.endpoint, token=token) as opened,
+        pytest.raises(InvalidArgumentError, match="token") as caught,
+    ):
+        opened.health()
+    assert "s3cr3t" not in str(caught.value)
+    assert gateway.requests == []
+
+
+def test_a_closed_client_says_so(gateway: ScriptedGateway) -> None:
+    with OpenShell(gateway.endpoint) as opened:
+        pass
+    with pytest.raises(ClientClosedError, match="Health at "):
+        opened.health()
+    with pytest.raises(ClientClosedError, match="WatchSandbox at "):
+        opened.sandboxes.watch("one")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"environment": {"A": 1}}, {"image": "a\ud800b"}, {"labels": {"team": None}}, {"command": [3]}]
+)
+def test_values_of_a_wrong_type_are_refused_and_nothing_is_sent(
+    gateway: ScriptedGateway, client: OpenShell, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidArgumentError, match="CreateSandbox"):
+        client.sandboxes.create("one", **wrong)
+    assert gateway.requests == []
+
+
+@pytest.mark.parametrize("count", [-1, 2**32, 2**40])
+def test_counts_that_the_wire_would_change_are_refused(gateway: ScriptedGateway, client: OpenShell, count: int) -> None:
+    with pytest.raises(InvalidArgumentError, match="page_size"):
+        list(client.sandboxes.list(page_size=count))
+    with pytest.raises(InvalidArgumentError, match="event_tail"):
+        client.sandboxes.watch("one", event_tail=count)
+    assert gateway.requests == []
+
+
+def test_a_timeout_may_be_infinite_but_not_nan(gateway: ScriptedGateway, client: OpenShell) -> None:
+    gateway.sandboxes["one"] = sandbox("one", pb.SANDBOX_PHASE_PROVISIONING)
+    gateway.streams["one"] = [status_event("one", pb.SANDBOX_PHASE_READY)]
+    assert client.health(timeout_seconds=float("inf")).version
+    assert client.sandboxes.wait("one", timeout_seconds=float("inf")) is not None
+    for call in (client.health, lambda timeout_seconds: client.sandboxes.wait("one", timeout_seconds=timeout_seconds)):
+        with pytest.raises(InvalidArgumentError, match="NaN"):
+            call(timeout_seconds=float("nan"))
+
+
+def test_a_wait_that_never_reached_the_gateway_says_why() -> None:
+    with (
+        OpenShell("http://127.0.0.1:1") as opened,
+        pytest.raises(WaitTimeoutError, match=r"not known, since GetSandbox at .*UNAVAILABLE") as caught,
+    ):
+        opened.sandboxes.wait("one", timeout_seconds=0)
+    assert isinstance(caught.value.__cause__, UnavailableError)
+
+
+def test_a_wait_ends_in_time_where_the_gateway_hangs(gateway: ScriptedGateway, client: OpenShell) -> None:
+    gateway.sandboxes["one"] = sandbox("one", pb.SANDBOX_PHASE_PROVISIONING)
+    gateway.answers.clear()
+    try:
+        with pytest.raises(WaitTimeoutError, match="DEADLINE_EXCEEDED"):
+            client.sandboxes.wait("one", timeout_seconds=0)
+    finally:
+        gateway.answers.set()

@@ -64,6 +64,7 @@ def test_client_files_are_used_for_https_only(tmp_path: Path, environment: dict[
         (b'{"gateway_endpoint": 5}', "no gateway_endpoint"),
         (b'{"gateway_endpoint": "x"}', "http://"),
         (b'{"gateway_endpoint": "https://x", "auth_mode": "oidc"}', "needs a login"),
+        (b'{"gateway_endpoint": "https://x", "auth_mode": ["mtls"]}', "needs a login"),
         (b"\xff\xfe", "not UTF-8"),
         (b" " * 70_000, "larger than"),
     ],
