@@ -30,6 +30,9 @@ def volume(docker_client: APIClient) -> Iterator[str]:
     name = f"t-{secrets.token_hex(6)}"
     docker_client.create_volume(name, labels=ADMITTED)
     yield name
+    # Whatever a failed test left would keep it in use.
+    for row in docker_client.containers(all=True, filters={"volume": name}):
+        docker_client.remove_container(row["Id"], force=True, v=True)
     docker_client.remove_volume(name)
 
 

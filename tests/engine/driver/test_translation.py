@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 
 INVALID, PRECONDITION = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION
 ADMITTED = {"openshell.ai/sandbox-attachable": "true", "openshell.ai/sandbox-attachable-workspace": "default"}
-OPEN = {"allow_driver_config": True, "enable_bind_mounts": True, "resource_admission": {"enabled": False}}
+OPEN: dict[str, Any] = {
+    "allow_driver_config": True,
+    "enable_bind_mounts": True,
+    "resource_admission": {"enabled": False},
+}
 PEM = b"-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n"
 USER_SECRET, PROXY_SECRET = "user-s3cr3t-0001", "proxy-s3cr3t-0002"
 
@@ -46,6 +50,10 @@ def make_volume(docker_client: APIClient) -> Iterator[Callable[..., str]]:
         return name
 
     yield make
+    # Whatever a failed test left would keep them in use.
+    for name in made:
+        for row in docker_client.containers(all=True, filters={"volume": name}):
+            docker_client.remove_container(row["Id"], force=True, v=True)
     for name in made:
         docker_client.remove_volume(name)
 
@@ -92,7 +100,7 @@ async def test_every_option_at_once_reaches_the_engine(
     (tmp_path / "ro" / "file").write_text("from the host")
     plain = make_volume()
     backed = make_volume(type="none", o="bind", device=str(tmp_path / "backing"))
-    changes = OPEN | {
+    changes: dict[str, Any] = OPEN | {
         "grpc_endpoint": "https://127.0.0.1:4711",
         "guest_tls_ca": tmp_path / "ca.pem",
         "https_proxy": "https://proxy.example:3128",
@@ -197,7 +205,11 @@ async def test_every_option_at_once_reaches_the_engine(
 
 async def test_field_report_49_secrets_are_in_files_alone(bench: DriverBench, tmp_path: Path) -> None:
     (tmp_path / "auth").write_text(PROXY_SECRET)
-    changes = {"https_proxy": "https://p.example:1", "proxy_auth_file": tmp_path / "auth", "log_level": "debug"}
+    changes: dict[str, Any] = {
+        "https_proxy": "https://p.example:1",
+        "proxy_auth_file": tmp_path / "auth",
+        "log_level": "debug",
+    }
     secret_values = (USER_SECRET, PROXY_SECRET, SECRET, SECRET[::-1])
     async with bench.running(**changes) as (driver, link):
         wanted = bench.sandbox()
