@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,8 @@ MAX_ENTRIES: Final = 200
 """How many verdicts of a namespace are kept; up to twice as many lie in the file between two cuts."""
 MAX_BYTES: Final = 4 * 1024 * 1024
 """Most bytes that a cut leaves."""
+_TURN: Final = threading.Lock()
+"""Held while a thread appends: a line that is written while the file is being cut would be lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,10 @@ class ExitJournal:
             RecordError: The disk refused.
         """
         line = json.dumps(entry.to_json()).encode() + b"\n"
+        with _TURN:
+            self._append(line)
+
+    def _append(self, line: bytes) -> None:
         try:
             descriptor = os.open(self._file, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:

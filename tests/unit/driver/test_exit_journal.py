@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -64,6 +65,26 @@ def test_it_stays_bounded_in_entries_and_in_bytes(tmp_path: Path, monkeypatch: p
         journal.append(entry(number, tail="x" * 1500))
         assert file.stat().st_size <= 8000 + 2000
     assert journal.read()[-1].message == "exit 129"
+
+
+def test_a_verdict_that_arrives_while_the_file_is_cut_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_journal, "MAX_ENTRIES", 2)
+    real, others = exit_journal.replace_file, []
+
+    def replace_slowly(file: Path, data: bytes) -> None:
+        other = threading.Thread(target=ExitJournal(tmp_path).append, args=(entry(99),))
+        other.start()
+        other.join(0.2)  # it can only be done by now if nothing keeps it from writing
+        others.append(other)
+        real(file, data)
+
+    monkeypatch.setattr(exit_journal, "replace_file", replace_slowly)
+    for number in range(5):
+        ExitJournal(tmp_path).append(entry(number))
+    for other in others:
+        other.join()
+    assert others
+    assert "exit 99" in [found.message for found in ExitJournal(tmp_path).read()]
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
