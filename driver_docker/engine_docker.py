@@ -1,6 +1,6 @@
 """Docker Engine behind the `Engine` protocol: docker-py's transport, our own requests and decoding.
 
-docker-py's `APIClient` is a `requests.Session` that knows unix, TCP, TLS and ssh transports. Only that is used of it;
+docker-py's `APIClient` is a `requests.Session` that knows unix, TCP and TLS transports. Only that is used of it;
 paths, bodies and answers are handled here, so that each failure becomes exactly one typed error.
 """
 
@@ -34,6 +34,7 @@ from driver_docker.engine_events import DockerEventStream
 from driver_docker.engine_host import HostFacts, host_facts
 from driver_docker.engine_http import checked, decoded, guarded
 from driver_docker.engine_pull import ImagePull
+from driver_docker.engine_session import EngineSession
 from driver_docker.engine_wire import (
     container_body,
     container_facts,
@@ -65,7 +66,9 @@ Result = TypeVar("Result")
 _REQUEST_TIMEOUT_SECONDS = 30.0
 _KNOCK_SECONDS = 10.0
 _STOP_MARGIN_SECONDS = 15.0
-_PULL_SILENCE_SECONDS = 120.0
+_PULL_SILENCE_SECONDS = 600.0
+"""Long: layers wait in the engine's queue, silently, while those of other pulls are on their way."""
+_MAX_CONNECTIONS = 32
 _LOG_READ_LIMIT_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 
@@ -79,7 +82,7 @@ class DockerEngine:
         self._base = f"{client.base_url}/v{info.api_version}"
         self._short = WorkerPool("engine", max_threads=16)
         self._long = WorkerPool("engine-wait", max_threads=8)
-        self._pulls = WorkerPool("engine-pull", max_threads=8)
+        self._pulls = WorkerPool("engine-pull", max_threads=32)
         self._streams: set[DockerEventStream] = set()
         self._closed = False
         self._close_with: list[Callable[[], Awaitable[None]]] = []
@@ -107,18 +110,13 @@ class DockerEngine:
         if base_url.startswith("unix://"):
             _knock(base_url)
         try:
-            client = docker.APIClient(
-                base_url=base_url,
-                version="1.41",
-                timeout=int(_REQUEST_TIMEOUT_SECONDS),
-                max_pool_size=32,
-                tls=_tls_config(tls) if tls is not None else False,
+            client = EngineSession(
+                base_url, tls=tls, timeout_seconds=_REQUEST_TIMEOUT_SECONDS, max_connections=_MAX_CONNECTIONS
             )
         except docker.errors.DockerException as error:
             raise EngineUnreachableError(
                 f"no Docker Engine answers at {base_url}: {public_text(str(error))}"
             ) from error
-        client.trust_env = False  # neither proxies nor netrc of the environment belong between driver and engine
         try:
             return cls(client, _introduced(client, base_url))
         except BaseException:
@@ -488,8 +486,3 @@ def _knock(base_url: str) -> None:
         except OSError as error:
             words = error.strerror or public_text(str(error))
             raise EngineUnreachableError(f"no Docker Engine answers at {base_url}: {words}") from None
-
-
-def _tls_config(tls: EngineTls) -> docker.tls.TLSConfig:
-    pair = (str(tls.certificate), str(tls.key)) if tls.certificate is not None and tls.key is not None else None
-    return docker.tls.TLSConfig(ca_cert=str(tls.ca), client_cert=pair, verify=True)
