@@ -29,7 +29,7 @@ class GetCapabilitiesRequest(_message.Message):
     GATEWAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway(self) -> _extension_pb2.PeerMetadata:
-        """The gateway as a peer. Absent in gateways of the older generation, which this contract does not serve."""
+        """The gateway as a peer. Absent in gateways of the older generation."""
 
     def __init__(
         self,
