@@ -123,7 +123,7 @@ async def test_an_image_that_cannot_be_pulled_is_a_remembered_failure(bench: Dri
 
 
 async def test_a_supervisor_image_without_its_binary_is_named(bench: DriverBench) -> None:
-    async with bench.running(supervisor_image=bench.images.bare) as (_, link):
+    async with bench.running(supervisor_image=bench.images.bare, compatibility="warn") as (_, link):
         wanted = bench.sandbox()
         observed = await bench.launch(link, wanted)
         assert ready(observed).reason == "ControlSupervisorStartFailed"
@@ -133,7 +133,7 @@ async def test_a_supervisor_image_without_its_binary_is_named(bench: DriverBench
 
 
 async def test_a_runtime_image_without_its_binary_is_named(bench: DriverBench) -> None:
-    async with bench.running(sandbox_runtime_image=bench.images.bare) as (_, link):
+    async with bench.running(sandbox_runtime_image=bench.images.bare, compatibility="warn") as (_, link):
         wanted = bench.sandbox()
         observed = await bench.launch(link, wanted)
         assert "/.openshell/runtime/openshell-sandbox" in ready(observed).message
