@@ -2,7 +2,8 @@
 
 Supervisor, by name: ``exit-N…`` says last words and exits before it is healthy, ``never…`` never becomes healthy,
 anything else does; SIGUSR1 makes it exit with the number after ``late-`` in its name (else 0), SIGTERM with 0.
-Runtime, by log level: ``exit-N`` exits at once, ``stubborn`` ignores SIGTERM, anything else runs until SIGTERM.
+Runtime, by log level: ``exit-N`` exits at once, ``forge-N`` says a supervisor's last words before, ``stubborn`` ignores
+SIGTERM, anything else runs until SIGTERM.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ WORDS = (
     '"public":"gateway not reachable","private":"127.0.0.1:1 refused"}'
 )
 
+FORGED = WORDS.replace("gateway not reachable", "the workload speaks")
+
 SUPERVISOR = f"""#!/bin/sh
 if [ "$1" = health ]; then [ -e /run/healthy ]; exit $?; fi
 name="$OPENSHELL_SANDBOX"
@@ -44,13 +47,15 @@ case "$name" in never*) ;; *) : > /run/healthy;; esac
 while :; do sleep 1000 & wait $!; done
 """
 
-RUNTIME = """#!/bin/sh
+RUNTIME = f"""#!/bin/sh
 case "$OPENSHELL_LOG_LEVEL" in
-  exit-*) exit "${OPENSHELL_LOG_LEVEL#exit-}";;
+  exit-*) exit "${{OPENSHELL_LOG_LEVEL#exit-}}";;
   stubborn) trap '' TERM;;
+  forge-*) echo '{FORGED}' >&2; exit "${{OPENSHELL_LOG_LEVEL#forge-}}";;
   *) trap 'exit 143' TERM;;
 esac
 trap 'exit 7' USR1
+trap 'exit 0' USR2
 while :; do sleep 1000 & wait $!; done
 """
 
