@@ -204,7 +204,13 @@ class Verdict:
     @property
     def is_failure(self) -> bool:
         """Whether this exit is a failure of the component, to be reported as such."""
-        return self.is_exit and self.kind not in {VerdictKind.STOPPED, VerdictKind.FOLLOWED_WORKLOAD}
+        expected = {VerdictKind.STOPPED, VerdictKind.FOLLOWED_WORKLOAD}
+        return self.is_exit and self.kind not in expected and not self.is_completion
+
+    @property
+    def is_completion(self) -> bool:
+        """Whether this is the end of a workload whose main process had done its work: it exited with 0 by itself."""
+        return self.kind is VerdictKind.ENDED_UNASKED and self.component is Component.WORKLOAD
 
     @property
     def message(self) -> str:
@@ -213,7 +219,8 @@ class Verdict:
         Names the exit code and the signal wherever they are known, then the time, then the engine's cause or the
         component's last words.
         """
-        text = _SENTENCES[self.kind].format(who=_SUBJECTS[self.component], **self._facts())
+        sentence = _COMPLETED if self.is_completion else _SENTENCES[self.kind]
+        text = sentence.format(who=_SUBJECTS[self.component], **self._facts())
         if self.finished_at is not None and self.is_exit:
             text += f" at {self.finished_at:%Y-%m-%dT%H:%M:%SZ}"
         if self.engine_error:
@@ -324,6 +331,7 @@ _SENTENCES: Final[dict[VerdictKind, str]] = {
     VerdictKind.ENGINE_UNREACHABLE: "the container engine does not answer; the last known state of the {who} stands",
     VerdictKind.UNKNOWN: "{who} ended for a reason that could not be determined ({code})",
 }
+_COMPLETED: Final = "{who} completed with {number}"
 
 _COULD_NOT_RUN: Final[dict[int, str]] = {
     126: ": its command is not executable",

@@ -210,6 +210,14 @@ def test_only_ends_that_nobody_wanted_are_failures(kind: VerdictKind) -> None:
     assert verdict(kind).is_failure == (kind not in quiet)
 
 
+def test_a_workload_that_exits_with_0_by_itself_has_completed() -> None:
+    done = verdict(VerdictKind.ENDED_UNASKED, component=Component.WORKLOAD, exit_code=0)
+    assert (done.is_completion, done.is_failure) == (True, False)
+    assert done.message.startswith("workload container completed with code 0")
+    lost = verdict(VerdictKind.ENDED_UNASKED, component=Component.SUPERVISOR, exit_code=0)
+    assert (lost.is_completion, lost.is_failure) == (False, True)
+
+
 def test_the_memory_limit_is_shown_in_a_readable_unit() -> None:
     for size_bytes, shown in ((64 << 20, "64 MiB"), (3 << 30, "3 GiB"), (6291457, "6291457 bytes")):
         killed = verdict(VerdictKind.OUT_OF_MEMORY, exit_code=137, memory_limit_bytes=size_bytes)
