@@ -114,16 +114,22 @@ class Stack:
 
     async def verdict(self, name: str) -> pb.PlatformEvent:
         """The event that carries a verdict on the sandbox's supervisor."""
+        return await self.until_event(
+            name, lambda event: event.metadata.get("openshell.verdict.component") == "supervisor"
+        )
+
+    async def until_event(self, name: str, test: Callable[[pb.PlatformEvent], bool]) -> pb.PlatformEvent:
+        """Follow a sandbox's events, from its first, until `test` holds of one."""
         request = pb.WatchSandboxRequest(sandbox=name, workspace_scope=WORKSPACE, follow_events=True, event_tail=64)
         call = self.stub.WatchSandbox(request)
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 async for event in call:
-                    if event.event.metadata.get("openshell.verdict.component") == "supervisor":
+                    if event.WhichOneof("payload") == "event" and test(event.event):
                         return event.event
         finally:
             call.cancel()
-        raise AssertionError(f"the watch of {name} ended without a verdict")
+        raise AssertionError(f"the watch of {name} ended without such an event")
 
     async def past_events(self, name: str) -> list[pb.PlatformEvent]:
         """The events of a sandbox so far."""
