@@ -5,11 +5,13 @@ Standard library only: the bootstrap uses it before there is a virtual environme
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
+from devtools import kernel
 from devtools.errors import Interrupted, StepFailedError
 
 if TYPE_CHECKING:
@@ -100,6 +102,8 @@ def run_step(
                 stderr=subprocess.STDOUT,
                 env=None if environment is None else dict(environment),
                 start_new_session=not interruptible,
+                # Where we are killed and cannot ask any more: else it works on beside the next run, in the same folder.
+                preexec_fn=_end_with_us if interruptible else None,  # noqa: PLW1509 - the bootstrap has one thread
             )
         except OSError as error:
             raise StepFailedError(f"{title}: cannot run {command[0]}: {error.strerror}") from error
@@ -122,6 +126,10 @@ def run_step(
         raise StepFailedError(f"{title} failed: `{' '.join(command[:4])} …` exit {process.returncode}\n{tail_of(log)}")
     if progress is not None:
         progress.end()
+
+
+def _end_with_us() -> None:
+    kernel.end_with_parent(signal.SIGTERM)
 
 
 def _await(process: subprocess.Popen[bytes], progress: Progress | None) -> None:

@@ -133,10 +133,13 @@ def _has_venv() -> bool:
 
 def _build(root: Path, scratch: Path, version: tuple[int, int]) -> None:
     final, aside, old = root / ".venv", scratch / "venv-new", scratch / "venv-old"
-    for leftover in (aside, old):
+    temporary = scratch / "tmp"
+    for leftover in (aside, old, temporary):
         shutil.rmtree(leftover, ignore_errors=True)
+    temporary.mkdir()
     mark = stamp(root, version)
     environment = {name: value for name, value in os.environ.items() if name not in _IGNORED_VARIABLES}
+    environment["TMPDIR"] = str(temporary)  # pip leaves there what a signal interrupts
     python = str(aside / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     log = scratch / "environment.log"
@@ -167,7 +170,7 @@ def _build(root: Path, scratch: Path, version: tuple[int, int]) -> None:
             final.rename(old)
         aside.rename(final)
     finally:
-        for leftover in (aside, old):
+        for leftover in (aside, old, temporary):
             shutil.rmtree(leftover, ignore_errors=True)
 
 

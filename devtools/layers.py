@@ -35,7 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 """Prefixes of project modules that a room may import."""
 
-BOOTSTRAP_MODULES = ("console", "debian", "environment", "errors", "interruption")
+BOOTSTRAP_MODULES = ("console", "debian", "environment", "errors", "interruption", "kernel")
 """Modules of ``devtools`` that run before there is a virtual environment: standard library only."""
 
 
