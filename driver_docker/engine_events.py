@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import urllib3
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     import requests
 
+MAX_WAITING: Final = 4096
+"""Events that may wait for their reader."""
+
 
 class DockerEventStream:
     """One accepted `/events` answer. The thread ends with the connection, and the connection with `close`."""
@@ -28,6 +31,7 @@ class DockerEventStream:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[EngineEvent | None] = asyncio.Queue()
         self._closed = False
+        self._fell_behind = False
         self._thread = threading.Thread(target=self._read, name="engine-events", daemon=True)
         self._thread.start()
 
@@ -43,6 +47,11 @@ class DockerEventStream:
                 continue
             if self._closed:
                 return
+            if self._fell_behind:
+                raise EngineUnreachableError(
+                    f"more than {MAX_WAITING} events of the engine are waiting; they are dropped, and everything is "
+                    "looked at again"
+                )
             raise EngineUnreachableError("the engine's event stream ended")
 
     def _read(self) -> None:
@@ -64,7 +73,19 @@ class DockerEventStream:
 
     def _put(self, event: EngineEvent | None) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, event)
+            self._loop.call_soon_threadsafe(self._accept, event)
+
+    def _accept(self, event: EngineEvent | None) -> None:
+        """Queue an event for a reader that keeps up; for one that does not, an end is better than growing memory."""
+        if self._fell_behind:
+            return
+        if self._queue.qsize() < MAX_WAITING:
+            self._queue.put_nowait(event)
+            return
+        self._fell_behind = True
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
 
     async def close(self) -> None:
         """End the subscription and its connection. Idempotent."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import events
@@ -21,8 +22,10 @@ from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
 
     from driver_docker.concurrency import Background
+    from driver_docker.records import SandboxRecord
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
     from openshell.verdicts import Verdict
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 _ORDERLY_CODES: Final = frozenset({0, 143})
 """Codes that an orderly close can give: only for these is a late Stop or the workload's end waited for."""
 _ORDERLY_GRACE_SECONDS: Final = 1.0
+_SHUTDOWN_SPREAD: Final = timedelta(seconds=20)
+"""How far apart an engine that ends may end the containers of one sandbox."""
 _FOLLOW_GRACE_SECONDS: Final = 10.0
 """How long a supervisor may report the end of its workload before it is removed."""
 
@@ -64,6 +69,34 @@ class Exits:
         sandbox.judged.add(container)
         handle = self._supervisor_ended if supervisor else self._workload_ended
         self._background.spawn(handle(sandbox, container), name=f"{component.value} of {sandbox.sandbox_id} ended")
+
+    def both_ended(self, sandbox: Sandbox) -> None:
+        """Handle the end of both containers that no event told, in the order in which they ended. Returns at once."""
+        record = sandbox.record
+        if any(container in sandbox.judged for container in sandbox.container_ids):
+            return  # one of them is being handled, and the other follows from it
+        self._background.spawn(self._both_ended(sandbox, record), name=f"ends of {sandbox.sandbox_id}")
+
+    async def _both_ended(self, sandbox: Sandbox, record: SandboxRecord) -> None:
+        run = sandbox.run
+        workload = await self._ended_at(record.workload_id)
+        supervisor = await self._ended_at(record.supervisor_id)
+        if sandbox.run != run or sandbox.record.phase is not RecordPhase.ACTIVE:
+            return
+        # An engine that ends stops all at once, each with a grace of its own; a workload that lost its supervisor ends
+        # itself only after its recovery window. So a short lead of the supervisor's says nothing.
+        if workload is None or supervisor is None or supervisor + _SHUTDOWN_SPREAD >= workload:
+            sandbox.workload_ended_first = True
+            self.ended(sandbox, Component.WORKLOAD)
+        else:
+            sandbox.judged.add(record.workload_id)
+        self.ended(sandbox, Component.SUPERVISOR)
+
+    async def _ended_at(self, container: str) -> datetime | None:
+        try:
+            return (await self._services.engine.inspect_container(container)).finished_at
+        except EngineError:
+            return None
 
     def _is_news(self, sandbox: Sandbox, container: str) -> bool:
         return (
@@ -116,7 +149,7 @@ class Exits:
         return fence is not None and ended.facts is not None and ended.facts.finished_at == fence
 
     async def _examine_supervisor(self, sandbox: Sandbox) -> Exit:
-        first = sandbox.has_event(sandbox.record.workload_id, "die", "destroy")
+        first = sandbox.workload_ended_first or sandbox.has_event(sandbox.record.workload_id, "die", "destroy")
         return await examine(self._services, sandbox, Component.SUPERVISOR, workload_ended_first=first)
 
     async def _settle(self, sandbox: Sandbox, container: str) -> None:

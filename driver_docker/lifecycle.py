@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import events, names
 from driver_docker.concurrency import together
-from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.engine import EngineAbsentError, EngineError, EngineTimeoutError
 from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from driver_docker.services import Services
     from openshell.isolation.documents import LaunchAuthentication
 
+_LOOK_SECONDS: Final = 5.0
+"""How long a look may take; a gateway waits ten seconds for it (compute-driver contract 3.14)."""
 _UNDER_WAY: Final = frozenset({RecordPhase.PROVISIONING, RecordPhase.STARTING})
 _ASKED_ABOUT: Final = frozenset({RecordPhase.STARTING, RecordPhase.STOPPING, RecordPhase.STOPPED})
 """Phases whose state is the driver's own decision; an engine that cannot be asked makes it unavailable all the same."""
@@ -296,7 +298,13 @@ class Lifecycle:
             raise InvalidRequestError("sandbox_id and name are both empty; give the id")
         sandbox = self._services.table.find(sandbox_id=sandbox_id, name=name)
         if sandbox.record.phase is RecordPhase.ACTIVE:
-            await self.refresh(sandbox)
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self.refresh(sandbox)
+            except TimeoutError:
+                raise EngineTimeoutError(
+                    f"the engine did not say in time how sandbox {sandbox.sandbox_id} is"
+                ) from None
         elif sandbox.record.phase in _ASKED_ABOUT:
             await self._engine.ping()
         return self._services.snapshot(sandbox)

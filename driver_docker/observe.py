@@ -17,7 +17,7 @@ from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.concurrency import Background
-    from driver_docker.engine import ContainerRow, EngineEvent
+    from driver_docker.engine import ContainerRow, EngineEvent, EventStream
     from driver_docker.exits import Exits
     from driver_docker.lifecycle import Lifecycle
     from driver_docker.sandboxes import Sandbox
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _KIND: Final = "container"
 _FIRST_PAUSE_SECONDS: Final = 0.1
 _LONGEST_PAUSE_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 10.0
 TOLD: Final = frozenset({"die", "destroy", "kill", "oom", "pause", "unpause", "start"})
 
 
@@ -39,6 +40,7 @@ class Observer:
         self._background = background
         self._connected = asyncio.Event()
         self._looked = False
+        self._doubted = asyncio.Event()
 
     async def connected(self) -> None:
         """Return once events are being read for the first time."""
@@ -65,21 +67,53 @@ class Observer:
         try:
             await self.look_at_all()
             self._looked = True
+            if self._connected.is_set():
+                self._tell_all()
             self._connected.set()
             self._services.engine_events(True)
-            async for event in stream:
-                self.take(event)
+            await self._take_all(stream)
         finally:
             await stream.close()
+
+    def _tell_all(self) -> None:
+        """After an outage, say once how everything is."""
+        for sandbox in self._services.table:
+            if sandbox.record.phase is RecordPhase.ACTIVE:
+                self._services.publish_snapshot(sandbox)
+
+    async def _take_all(self, stream: EventStream) -> None:
+        """Take events until the stream ends, or until it may be dead without having ended.
+
+        Raises:
+            EngineUnreachableError: It was lost, or the engine no longer answers.
+        """
+        self._doubted.clear()
+        taking = asyncio.create_task(self._take_each(stream), name="taking engine events")
+        doubting = asyncio.create_task(self._doubted.wait(), name="doubting engine events")
+        try:
+            await asyncio.wait({taking, doubting}, return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                raise EngineUnreachableError("the engine did not answer; its events are read anew")
+            taking.result()
+        finally:
+            taking.cancel()
+            doubting.cancel()
+            await asyncio.wait({taking, doubting})
+
+    async def _take_each(self, stream: EventStream) -> None:
+        async for event in stream:
+            self.take(event)
 
     async def look_now_and_then(self) -> None:
         """Look at everything on a slow timer until cancelled, in case an event was lost."""
         while True:
             await asyncio.sleep(self._services.config.resync_interval_seconds)
             try:
-                await self.look_at_all()
-            except EngineError as error:
-                self._services.log.warning("look at all containers failed", error=error.message)
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self.look_at_all()
+            except (EngineError, TimeoutError) as error:
+                self._services.log.warning("look at all containers failed", error=str(error) or "no answer in time")
+                self._doubted.set()  # its stream may be as dead, and would never say so
 
     def take(self, event: EngineEvent) -> None:
         """Handle one event. Never waits: what takes time becomes a task."""
@@ -145,10 +179,16 @@ class Observer:
 
     async def _compare(self, sandbox: Sandbox, rows: dict[str, ContainerRow]) -> None:
         record = sandbox.record
-        workload = rows.get(record.workload_id)
-        if workload is None or not workload.status.is_alive:
+        workload, supervisor = rows.get(record.workload_id), rows.get(record.supervisor_id)
+        workload_ended = workload is None or not workload.status.is_alive
+        supervisor_ended = supervisor is None or not supervisor.status.is_alive
+        if workload_ended and supervisor_ended:
+            self._exits.both_ended(sandbox)
+        elif workload_ended:
             self._exits.ended(sandbox, Component.WORKLOAD)
-        elif sandbox.workload is None or sandbox.workload.status is not workload.status:
+        elif supervisor_ended:
+            self._exits.ended(sandbox, Component.SUPERVISOR)
+        elif workload is not None and (sandbox.workload is None or sandbox.workload.status is not workload.status):
             try:
                 await self._lifecycle.refresh(sandbox)
             except EngineUnreachableError:
@@ -156,6 +196,3 @@ class Observer:
             except EngineError:
                 return
             self._services.publish_snapshot(sandbox)
-        supervisor = rows.get(record.supervisor_id)
-        if supervisor is None or not supervisor.status.is_alive:
-            self._exits.ended(sandbox, Component.SUPERVISOR)

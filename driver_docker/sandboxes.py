@@ -37,6 +37,8 @@ class Sandbox:
     """Set when an event or a request changed something that a waiting task may care about; see `notify`."""
     run: int = 0
     """Counts the runs of the workload: what was asked about an earlier one says nothing about this one."""
+    workload_ended_first: bool = False
+    """Whether this run's workload is known to have ended before its supervisor though no event told it."""
     fenced: dict[str, int] = field(default_factory=dict)
     """Containers that were started again, with the event stream's number at that time: what it tells of them before
     their `start` is of their earlier run."""
@@ -61,6 +63,7 @@ class Sandbox:
             stream: Number of the event stream that is read now.
         """
         self.run += 1
+        self.workload_ended_first = False
         self.events.pop(container_id, None)
         self.intentional.discard(container_id)
         self.judged.discard(container_id)
