@@ -36,6 +36,7 @@ def test_a_step_ends_with_us_when_we_are_killed(tmp_path: Path) -> None:
         assert first.readline() == b"up\n"
         with pipe.open("rb") as held:  # opens once the step holds its other end for good
             parent.kill()
+            assert select.select([held], [], [], 20)[0], "the step is still there"
             assert held.read() == b""
 
 
