@@ -8,8 +8,7 @@ ended (or never started); without it only rows 11 to 13 are left.
 Row Evidence                                                         Kind
 === ================================================================ ========================
 1   the driver asked for it                                          stopped
-2   the main process was reported as ended, or the workload ended    followed_workload
-    first
+2   the workload ended first                                         followed_workload
 3   the container is gone and the driver did not remove it           removed
 4   never started, a state error, or the start call failed           could_not_run
 5   the OOM flag and 137                                             out_of_memory
@@ -99,8 +98,6 @@ class ExitEvidence:
     """False where the engine could not be asked."""
     stop_requested: bool = False
     """The driver stopped, killed or removed the container itself, or was asked to within the grace."""
-    main_process_ended: bool = False
-    """The supervisor has reported the end of the main process."""
     workload_ended_first: bool = False
     """The workload container had ended before this one."""
     start_error: str | None = None
@@ -205,7 +202,7 @@ def _kind(evidence: ExitEvidence, code: int | None) -> VerdictKind:
         return _kind_without_exit(evidence)
     if evidence.stop_requested:
         return VerdictKind.STOPPED
-    if evidence.main_process_ended or evidence.workload_ended_first:
+    if evidence.workload_ended_first:
         return VerdictKind.FOLLOWED_WORKLOAD
     if evidence.absent or any(event.action == "destroy" for event in evidence.events):
         return VerdictKind.REMOVED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from enum import StrEnum
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
@@ -40,26 +41,25 @@ class State(StrEnum):
     ABSENT = "absent"
 
 
-# What a verb answers, and the Ready reason that follows; empty: no snapshot is promised.
-ANSWERS: dict[tuple[Verb, State], tuple[str, str]] = {
-    (Verb.STOP, State.CREATED): (OK, "ContainerStopped"),
-    (Verb.STOP, State.RUNNING): (OK, "ContainerStopped"),
-    (Verb.STOP, State.PAUSED): (OK, "ContainerStopped"),
-    (Verb.STOP, State.RESTARTING): (OK, "ContainerStopped"),
-    (Verb.STOP, State.EXITED): (OK, "ContainerStopped"),
-    (Verb.STOP, State.DEAD): (OK, "ContainerStopped"),
-    (Verb.STOP, State.REMOVING): (MISSING, ""),
-    (Verb.STOP, State.ABSENT): (MISSING, "ContainerExited"),
-    (Verb.START, State.CREATED): (OK, "BackendReady"),
-    (Verb.START, State.RUNNING): (OK, "BackendReady"),
-    (Verb.START, State.PAUSED): (OK, "ContainerPaused"),
-    (Verb.START, State.RESTARTING): (OK, "ContainerRestarting"),
-    (Verb.START, State.EXITED): (OK, "BackendReady"),
-    (Verb.START, State.DEAD): (REFUSED, ""),
-    (Verb.START, State.REMOVING): (MISSING, ""),
-    (Verb.START, State.ABSENT): (MISSING, "ContainerExited"),
-    **{(Verb.DELETE, state): (OK, "") for state in State},
-}
+def _documented() -> dict[tuple[Verb, State], tuple[str, str]]:
+    """What a verb answers, and the Ready reason that follows; empty: no snapshot is promised."""
+    text = (Path(__file__).parents[3] / "docs" / "driver-states.md").read_text(encoding="utf-8")
+    section = text.split("## Verbs")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:3] == "| `"]
+    answers = {}
+    for state, *cells in rows:
+        for verb, cell in zip(Verb, cells, strict=True):
+            answer, _, reason = cell.partition(" → ")
+            answers[verb, State(state.strip("`"))] = (answer, reason.strip("`"))
+    return answers
+
+
+ANSWERS = _documented()
+
+
+def test_every_verb_is_documented_for_every_state() -> None:
+    assert set(ANSWERS) == set(product(Verb, State))
+    assert {answer for answer, _ in ANSWERS.values()} == {OK, MISSING, REFUSED}
 
 
 @pytest.mark.parametrize(("verb", "state"), tuple(product(Verb, State)), ids=str)

@@ -95,7 +95,13 @@ ROWS = [
     ("asked, gone", supervisor(stop_requested=True), K.STOPPED, None, None),
     ("asked, failed", supervisor(stop_requested=True, facts=facts(exit_code=1)), K.STOPPED, 1, None),
     # Row 2: the workload led.
-    ("main ended", supervisor(main_process_ended=True, facts=facts(exit_code=1)), K.FOLLOWED_WORKLOAD, 1, None),
+    (
+        "workload first, 1",
+        supervisor(workload_ended_first=True, facts=facts(exit_code=1)),
+        K.FOLLOWED_WORKLOAD,
+        1,
+        None,
+    ),
     ("workload first", supervisor(workload_ended_first=True, facts=facts()), K.FOLLOWED_WORKLOAD, 0, None),
     ("followed, gone", supervisor(workload_ended_first=True, absent=True), K.FOLLOWED_WORKLOAD, None, None),
     # Row 3: removed by somebody else.
@@ -223,7 +229,6 @@ REASONS = [
     (workload(facts=facts(exit_code=139)), Reason.CONTAINER_EXITED),
     (workload(stop_requested=True, facts=facts(exit_code=137)), Reason.CONTAINER_STOPPED),
     (workload(stop_requested=True, facts=facts(exit_code=143)), Reason.CONTAINER_STOPPED),
-    (workload(main_process_ended=True, facts=facts(exit_code=137)), Reason.CONTAINER_EXITED),
     (workload(facts=created(error=NOT_FOUND)), Reason.CONTAINER_START_FAILED),
     (workload(facts=running()), Reason.INSPECT_FAILED),
     (supervisor(engine_reachable=False), Reason.INSPECT_FAILED),
@@ -375,7 +380,6 @@ any_evidence = st.builds(
     absent=st.booleans(),
     engine_reachable=st.booleans(),
     stop_requested=st.booleans(),
-    main_process_ended=st.booleans(),
     workload_ended_first=st.booleans(),
     start_error=st.none() | st.text(max_size=2000) | st.text(alphabet=": \n", max_size=10),
     events=any_events,
