@@ -40,6 +40,12 @@ _SERVER_GRACE_SECONDS = 1.0
 _TASKS_GRACE_SECONDS = 1.0
 _STOP_GRACE_SECONDS = 2.0
 _MAX_MESSAGE_BYTES = 1024 * 1024
+_SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # grpc's defaults end the connection of a client that pings more often than every five minutes: a quiet watch.
+    ("grpc.http2.max_ping_strikes", 0),
+)
 
 _RUNNING = (Phase.PROVISIONING, Phase.READY, Phase.STARTING, Phase.UNKNOWN)
 
@@ -121,9 +127,7 @@ class Gateway:
             self._undo.callback(registration.undo)
 
     async def _listen(self, dispatcher: Dispatcher) -> None:
-        server = grpc.aio.server(
-            options=(("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES))
-        )
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((dispatcher.generic_handler(),))
         host = f"[{self._config.listen_host}]" if ":" in self._config.listen_host else self._config.listen_host
         address = f"{host}:{self._config.listen_port}"

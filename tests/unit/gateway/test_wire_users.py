@@ -371,3 +371,21 @@ async def test_malformed_bytes_do_not_hurt(bench: GatewayBench) -> None:
     session = channel.stream_stream("/openshell.v1.OpenShell/ConnectSupervisor")(iter((b"\xff\xff\xff",)))
     assert await session.code() == grpc.StatusCode.UNAUTHENTICATED
     await bench.create()
+
+
+async def test_a_quiet_watch_outlives_the_pings_of_a_client_that_keeps_its_connection_alive(
+    bench: GatewayBench,
+) -> None:
+    await bench.create()
+    pings = (
+        ("grpc.keepalive_time_ms", 1000),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    )
+    async with grpc.aio.insecure_channel(bench.target, options=pings) as channel:
+        request = pb.WatchSandboxRequest(sandbox="alpha", workspace_scope=WORKSPACE, follow_status=True)
+        watch: grpc.aio.UnaryStreamCall[Any, Any] = channel.unary_stream(
+            "/openshell.v1.OpenShell/WatchSandbox", request_serializer=pb.WatchSandboxRequest.SerializeToString
+        )(request, timeout=4.5)  # grpc pings once a second at most, and the third ping too many ended a connection
+        await rest(watch)
+        assert await watch.code() is grpc.StatusCode.DEADLINE_EXCEEDED, await watch.details()
