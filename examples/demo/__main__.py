@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,10 +19,12 @@ from urllib.parse import urlsplit
 
 import click
 import docker
+import docker.errors
 from rich.console import Console
+from rich.markup import escape
 
-from examples.demo.leftovers import Inventory, LeftOver, remove_earlier
-from examples.demo.processes import CommandError, command
+from examples.demo.leftovers import Inventory, LeftOver, remove_earlier, remove_folders
+from examples.demo.processes import Command, CommandError, command
 from examples.demo.road import Road
 from examples.demo.story import Outcome, launch_and_kill, launch_without_road
 from openshell import Goal, OpenShell, WatchEvent
@@ -27,6 +32,7 @@ from openshell.errors import OpenShellError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
 
     WatchShow = Callable[[WatchEvent], None]
 
@@ -45,19 +51,31 @@ LOST, CUT_OFF = "lost-supervisor", "cut-off"
 def main(workload_image: str, runtime_image: str, supervisor_image: str, as_json: bool, keep_logs: Path | None) -> None:
     """Launch a sandbox, lose its supervisor, read why."""
     console = Console(stderr=as_json, highlight=False, soft_wrap=True)
-    engine = docker.APIClient(version="auto", base_url=os.environ.get("DOCKER_HOST"))
-    with contextlib.closing(engine), _only_one(), tempfile.TemporaryDirectory(prefix="openshell-demo-") as folder:
-        root = Path(folder)
-        for name in remove_earlier(engine, NAMESPACE):
-            console.print(f"removed {name}, left by a killed run")
+    _unwind_on_signals()
+    with contextlib.ExitStack() as stack:
+        try:
+            engine = stack.enter_context(
+                contextlib.closing(docker.APIClient(version="auto", base_url=os.environ.get("DOCKER_HOST")))
+            )
+            prefix = f"{NAMESPACE}-{hashlib.sha256(engine.info()['ID'].encode()).hexdigest()[:8]}-"
+        except docker.errors.DockerException as error:
+            raise click.ClickException(f"no Docker Engine answers: {error}") from error
+        stack.enter_context(_only_one(prefix))
+        for removed in (*remove_earlier(engine, NAMESPACE), *remove_folders(Path(tempfile.gettempdir()), prefix)):
+            console.print(f"removed {removed}, left by a killed run", markup=False)
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
         inventory = Inventory(engine, NAMESPACE, root, root / "state")
         inventory.state.mkdir()
         inventory.begin()
         try:
             images = {"runtime": runtime_image, "supervisor": supervisor_image, "workload": workload_image}
             outcomes = _play(console, inventory, images)
-        except (OpenShellError, CommandError) as error:
+        except (OpenShellError, CommandError, docker.errors.DockerException, OSError) as error:
+            _remove_by_engine(console, engine)
             raise click.ClickException(str(error)) from error
+        except SystemExit:
+            _remove_by_engine(console, engine)
+            raise
         finally:
             if keep_logs is not None:
                 keep_logs.mkdir(parents=True, exist_ok=True)
@@ -102,25 +120,40 @@ def _play(console: Console, inventory: Inventory, images: Mapping[str, str]) -> 
         gateway.expect("ready")
         console.print(f"    gateway at {endpoint}, driver at {socket}")
         client = stack.enter_context(OpenShell(endpoint))
-        stack.callback(_delete_all, client)
+        for one in (gateway, driver):
+            one.on_end = client.close  # nothing waits for an answer that cannot come
+            stack.enter_context(_named_as_the_cause(one))
+        stack.callback(_try_delete_all, client)
         openshell = str(Path(sys.executable).with_name("openshell"))
 
         console.print(f"[bold]2/5[/] launch sandbox [cyan]{LOST}[/] and kill its supervisor with SIGKILL, from outside")
-        with _progress(console, inventory, LOST) as show:
+        with _progress(console, inventory, f"{LOST}: asking the gateway") as show:
             first = launch_and_kill(client, engine, name=LOST, image=images["workload"], show=show)
         console.print(f"    Ready after {first.created_to_ready_ms} ms")
+        console.print(f"    the engine's own wait answers {json.dumps(first.engine_wait)}: no text to show anybody")
         console.print(f"    the verdict came {first.exit_to_event_ms} ms after the exit")
         _show_get(console, openshell, LOST, environment)
 
         console.print(f"[bold]3/5[/] close the road to the gateway and launch sandbox [cyan]{CUT_OFF}[/]")
         road.close()
-        with _progress(console, inventory, CUT_OFF) as show:
+        console.print("    its supervisor tries for about ten seconds, then gives up by itself")
+        with _progress(console, inventory, f"{CUT_OFF}: asking the gateway") as show:
             second = launch_without_road(client, name=CUT_OFF, image=images["workload"], show=show)
         _show_get(console, openshell, CUT_OFF, environment)
 
         console.print("[bold]4/5[/] delete both sandboxes, stop driver and gateway")
         _delete_all(client)
     return [first, second]
+
+
+@contextlib.contextmanager
+def _named_as_the_cause(running: Command) -> Iterator[None]:
+    """Where a call failed since a command had died, say that instead."""
+    try:
+        yield
+    except OpenShellError:
+        running.raise_if_ended()
+        raise
 
 
 def _gateway_arguments(state: Path, socket: Path) -> list[str]:
@@ -146,24 +179,37 @@ def _driver_arguments(state: Path, socket: Path, endpoint: str, images: Mapping[
     return ["serve", *(word for option in options.items() for word in option)]
 
 
-def _delete_all(client: OpenShell) -> None:
+def _delete_all(client: OpenShell, timeout_seconds: float = 60.0) -> None:
     for name in (LOST, CUT_OFF):
-        client.sandboxes.delete(name, allow_missing=True)
-        client.sandboxes.wait(name, Goal.DELETED, timeout_seconds=60)
+        client.sandboxes.delete(name, allow_missing=True, timeout_seconds=timeout_seconds)
+        client.sandboxes.wait(name, Goal.DELETED, timeout_seconds=timeout_seconds)
+
+
+def _try_delete_all(client: OpenShell) -> None:
+    """Delete in order where gateway and driver still can; what they cannot, `_remove_by_engine` does afterwards."""
+    with contextlib.suppress(OpenShellError):
+        _delete_all(client, timeout_seconds=10.0)
+
+
+def _remove_by_engine(console: Console, engine: docker.APIClient) -> None:
+    """Remove what a run that broke off left, without gateway and driver, which may be what broke."""
+    try:
+        for removed in remove_earlier(engine, NAMESPACE):
+            console.print(f"removed {removed}, left by this run", markup=False)
+    except (docker.errors.DockerException, OSError) as error:
+        console.print(f"what this run left could not be removed, the next one will try again: {error}", markup=False)
 
 
 @contextlib.contextmanager
-def _progress(console: Console, inventory: Inventory, name: str) -> Iterator[WatchShow]:
-    with console.status(f"{name}: asking the gateway") as status:
+def _progress(console: Console, inventory: Inventory, begin: str) -> Iterator[WatchShow]:
+    with console.status(begin) as status:
 
         def show(event: WatchEvent) -> None:
-            if event.event is not None:
+            if event.step:
                 inventory.note_containers()
-                metadata = event.event.metadata
-                detail = metadata.get("openshell.progress.active_detail") or event.event.message
-                status.update(f"{name}: {event.event.reason} {detail}")
+                status.update(escape(event.step))
                 if not console.is_terminal:
-                    console.print(f"    {event.event.reason}: {detail}")
+                    console.print(f"    {event.step}", markup=False)
 
         yield show
 
@@ -174,7 +220,23 @@ def _show_get(console: Console, openshell: str, name: str, environment: Mapping[
     )
     console.print(f"    $ openshell sandbox get {name}", style="dim")
     for line in (shown.stdout + shown.stderr).splitlines():
-        console.print(f"    {line}", markup=False)
+        for row in _rows(f"    {line}", console.width if console.is_terminal else None):
+            console.print(row, markup=False)
+
+
+def _rows(line: str, width: int | None) -> list[str]:
+    """A line broken between words to a terminal's width, what follows indented further; whole without a width."""
+    if width is None or len(line) <= width:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(
+        line.lstrip(),
+        max(width, 40),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _report_left(console: Console, left: LeftOver) -> None:
@@ -209,18 +271,27 @@ def _facts(outcome: Outcome) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _only_one() -> Iterator[None]:
-    path = Path(tempfile.gettempdir()) / f"{NAMESPACE}-{os.getuid()}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+def _only_one(name: str) -> Iterator[None]:
+    """Refuse a second demo on the same engine. The name is an abstract socket's, which no death leaves behind."""
+    with socket.socket(socket.AF_UNIX) as held:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise click.ClickException("another demo is running on this machine; wait until it has ended") from error
+            held.bind(f"\0{name}")
+        except OSError as error:
+            raise click.ClickException("another demo is running on this engine; wait until it has ended") from error
         yield
-    finally:
-        os.close(descriptor)
-        # The file stays: removing it would let two later runs lock two different files of the same name.
+
+
+def _unwind_on_signals() -> None:
+    """Let the first ending signal unwind what was built up; those that follow must not cut the clean-up short."""
+    ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def unwind(number: int, _frame: FrameType | None) -> None:
+        for one in ending:
+            signal.signal(one, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for one in ending:
+        signal.signal(one, unwind)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,11 @@ of ours without any such label; processes by the run's own folder in their envir
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
+import shutil
+import signal
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
 NAMESPACE_LABEL = "openshell.ai/sandbox-namespace"
 KEPT_ON_PURPOSE = (".driver-owner", "exits.jsonl")
 """The driver's identity and its bounded journal of verdicts outlive sandboxes: ``openshell-driver-docker exits``."""
+END_SECONDS = 10.0
 OWN_NAMES = ("openshell-channel-", "openshell-supervisor-", "openshell-runtime-", "openshell-default--")
 
 
@@ -87,17 +93,21 @@ class Inventory:
 
     def _processes(self) -> Iterator[str]:
         marker = str(self.root).encode()
-        for folder in Path("/proc").iterdir():
-            if not folder.name.isdigit():
-                continue
+        for pid, environment in _environments():
             try:
-                environment = (folder / "environ").read_bytes()
-                groups = (folder / "cgroup").read_text()
-                name = (folder / "comm").read_text().strip()
+                groups = Path(f"/proc/{pid}/cgroup").read_text()
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
             except OSError:
-                continue  # it ended while we looked, or is not ours to see
+                continue  # it ended while we looked
             if marker in environment or any(one in groups for one in self.container_ids):
-                yield f"{name} (pid {folder.name})"
+                yield f"{name} (pid {pid})"
+
+
+def _environments() -> Iterator[tuple[int, bytes]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):  # it ended while we looked, or is not ours to see
+                yield int(folder.name), (folder / "environ").read_bytes()
 
 
 def remove_earlier(engine: docker.APIClient, namespace: str) -> list[str]:
@@ -111,3 +121,29 @@ def remove_earlier(engine: docker.APIClient, namespace: str) -> list[str]:
         engine.remove_volume(row["Name"])
         removed.append(row["Name"])
     return removed
+
+
+def remove_folders(parent: Path, prefix: str) -> list[str]:
+    """Remove the folders of killed earlier runs, and name them. Only those of this user, and no link."""
+    removed: list[str] = []
+    for folder in sorted(parent.glob(f"{prefix}*")):
+        if folder.is_dir() and not folder.is_symlink() and folder.lstat().st_uid == os.getuid():
+            _await_end(str(folder).encode())
+            shutil.rmtree(folder)
+            removed.append(str(folder))
+    return removed
+
+
+def _await_end(marker: bytes) -> None:
+    """Wait for the commands of a killed run, which the kernel told to end with it; kill what does not."""
+    for pid in [pid for pid, environment in _environments() if marker in environment]:
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                ended = select.poll()
+                ended.register(handle, select.POLLIN)
+                if not ended.poll(END_SECONDS * 1000):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    ended.poll(END_SECONDS * 1000)
+            finally:
+                os.close(handle)

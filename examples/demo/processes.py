@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 START_TIMEOUT_SECONDS = 60.0
 STOP_TIMEOUT_SECONDS = 10.0
@@ -35,6 +35,8 @@ class Command:
     process: subprocess.Popen[str]
     log_path: Path
     lines: queue.Queue[str | None] = field(default_factory=queue.Queue)
+    on_end: Callable[[], None] = lambda: None
+    """Called from another thread as soon as it has ended, however that went."""
 
     def expect(self, prefix: str) -> str:
         """Wait for a line that starts with ``prefix`` and return the rest of it.
@@ -53,6 +55,16 @@ class Command:
                 raise CommandError(f"{self.name} ended with code {self.process.wait()}{self._tail()}")
             if line.startswith(prefix):
                 return line.removeprefix(prefix).strip()
+
+    def raise_if_ended(self) -> None:
+        """Say so where it has ended though nobody asked it to.
+
+        Raises:
+            CommandError: It has ended.
+        """
+        code = self.process.poll()
+        if code is not None:
+            raise CommandError(f"{self.name} ended with code {code}{self._tail()}")
 
     def _tail(self) -> str:
         lines = self.log_path.read_text("utf-8", errors="replace").splitlines()[-15:]
@@ -79,7 +91,7 @@ def command(
             start_new_session=True,  # Ctrl-C reaches the demo alone, which then ends its commands in order
         )
     running = Command(name, process, log_path)
-    reader = threading.Thread(target=_read, args=(process, running.lines), name=f"{name}-output")
+    reader = threading.Thread(target=_read, args=(running,), name=f"{name}-output")
     reader.start()
     try:
         yield running
@@ -94,9 +106,11 @@ def command(
         reader.join()
 
 
-def _read(process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
-    if process.stdout is not None:
-        with process.stdout as output:
+def _read(running: Command) -> None:
+    if running.process.stdout is not None:
+        with running.process.stdout as output:
             for line in output:
-                lines.put(line.rstrip("\n"))
-    lines.put(None)
+                running.lines.put(line.rstrip("\n"))
+    running.process.wait()
+    running.lines.put(None)
+    running.on_end()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ class Outcome:
     verdict: Verdict | None
     created_to_ready_ms: float | None
     exit_to_event_ms: float | None
+    engine_wait: dict[str, object] | None = None
+    """What the engine's own ``wait`` says of the supervisor."""
 
 
 class ExitWatcher:
@@ -86,12 +88,15 @@ def launch_and_kill(
     watcher = ExitWatcher(client, name)
     try:
         wanted = {"label": [f"openshell.ai/sandbox-name={name}", "openshell.ai/isolation-role=supervisor"]}
-        (supervisor,) = engine.containers(filters=wanted)
+        supervisor = next(iter(engine.containers(filters=wanted)), None)
+        if supervisor is None:
+            raise OpenShellError(f"sandbox {name} is Ready, but the engine shows no supervisor of it that runs")
         engine.kill(supervisor["Id"], signal="SIGKILL")
+        waited = engine.wait(supervisor["Id"], timeout=int(EVENT_TIMEOUT_SECONDS))
         watcher.wait()
     finally:
         watcher.close()
-    return _outcome(client, name, watcher, ready_ms)
+    return replace(_outcome(client, name, watcher, ready_ms), engine_wait=dict(waited))
 
 
 def launch_without_road(client: OpenShell, *, name: str, image: str, show: Callable[[WatchEvent], None]) -> Outcome:

@@ -76,6 +76,17 @@ class WatchEvent:
         """Why a container ended, when the event says so."""
         return None if self.event is None else Verdict.from_metadata(self.event.metadata)
 
+    @property
+    def step(self) -> str:
+        """Where a launch stands, in one line; empty when the event does not say (compute-driver contract 4.5)."""
+        if self.event is None:
+            return ""
+        metadata = self.event.metadata
+        step = metadata.get("openshell.progress.active_step", "").replace("_", " ")
+        detail = metadata.get("openshell.progress.active_detail", "")
+        label = metadata.get("openshell.progress.complete_label", "")
+        return ": ".join(part for part in (step, detail or label) if part) or self.event.message
+
 
 class SandboxWatch:
     """An open stream of a sandbox. Iterate it; leaving the ``with`` block or `close` ends it."""

@@ -150,22 +150,10 @@ def _wait_ready(client: OpenShell, name: str, timeout_seconds: float) -> Sandbox
     with console.status(f"sandbox {name}: waiting for the gateway") as status:
 
         def show(event: WatchEvent) -> None:
-            step = progress_text(event)
-            if step:
-                status.update(f"sandbox {name}: {escape(step)}")
+            if event.step:
+                status.update(f"sandbox {name}: {escape(event.step)}")
 
         return client.sandboxes.wait(name, timeout_seconds=timeout_seconds, on_event=show)
-
-
-def progress_text(event: WatchEvent) -> str:
-    """One line about where a launch stands, empty when the event says nothing of it (compute-driver contract 4.5)."""
-    if event.event is None:
-        return ""
-    metadata = event.event.metadata
-    detail = metadata.get("openshell.progress.active_detail", "")
-    step = metadata.get("openshell.progress.active_step", "").replace("_", " ")
-    label = metadata.get("openshell.progress.complete_label", "")
-    return ": ".join(part for part in (step, detail or label) if part) or event.event.message
 
 
 def _print_sandbox(found: Sandbox, verdict: Verdict | None, output: str) -> None:
