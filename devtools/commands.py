@@ -17,11 +17,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _DESCRIPTION = "OpenShell-Docker: one door to the repository."
+_DEMO = "Launch a sandbox on Docker, kill its supervisor, and show why it ended."
 _EPILOG = "Exit codes: 0 done, 1 failed, 2 wrong use, 3 the machine lacks something (the text says what to do)."
 
 
 def demo(arguments: list[str]) -> int:
     """Run the demo with an engine and the images."""
+    own = argparse.ArgumentParser(prog="./dev demo", description=_DEMO)
+    own.add_argument("--json", action="store_true", help="print the same as one JSON object, last on standard output")
+    own.add_argument("--keep-logs", metavar="FOLDER", help="copy the logs of gateway and driver to this folder")
+    own.parse_args(arguments)  # before anything is started for what is not understood anyway
     from devtools.prepared import prepared_engine
 
     with prepared_engine() as prepared:

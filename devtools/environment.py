@@ -72,7 +72,8 @@ def ensure(root: Path = ROOT) -> Path:
         The environment's interpreter.
 
     Raises:
-        PreconditionError: Python's venv module is incomplete here, and it may not be installed.
+        PreconditionError: Python's venv module is incomplete here and may not be installed, or the repository's
+            folder cannot be written.
         StepFailedError: A step of the build failed.
     """
     version = sys.version_info[:2]
@@ -80,7 +81,13 @@ def ensure(root: Path = ROOT) -> Path:
     if why_stale(root, version) is None:
         return interpreter
     scratch = root / ".cache" / "dev"
-    scratch.mkdir(parents=True, exist_ok=True)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PreconditionError(
+            f"the virtual environment cannot be made: {scratch} cannot be written: {error.strerror}.\n"
+            "What to do: run ./dev in a copy of the repository that this user may write to."
+        ) from error
     with _alone(scratch / "environment.lock"):
         reason = why_stale(root, version)
         if reason is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,7 +17,7 @@ from devtools import debian
 from devtools.console import say
 from devtools.engine import an_engine
 from devtools.environment import child_environment
-from devtools.errors import StepFailedError
+from devtools.errors import PreconditionError, StepFailedError
 from devtools.images import (
     BuildInputError,
     ImageError,
@@ -69,12 +70,33 @@ class Prepared:
         return variables | self.images.environment()
 
 
+def writable_cache() -> Path:
+    """The cache folder, made where it is missing.
+
+    Raises:
+        PreconditionError: Nothing can be written there.
+    """
+    folder = cache_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PreconditionError(
+            f"the cache folder {folder} cannot be written: {error.strerror}.\n"
+            "What to do: name another one in OPENSHELL_CACHE_DIR."
+        ) from error
+    return folder
+
+
 def build_images() -> ImageSet:
     """Build the images, or find them in the cache.
 
     Raises:
+        PreconditionError: The cache folder cannot be written.
         StepFailedError: An image cannot be built; the text says why.
     """
+    writable_cache()
     say("building the images, or finding them in the cache")
     try:
         with TerminalProgress(Console(stderr=True)) as progress:
@@ -117,7 +139,7 @@ def prepared_engine(*, is_shared: bool = False) -> Iterator[Prepared]:
         StepFailedError: An image cannot be built, loaded or untagged.
         EngineFailedError: The private engine did not start.
     """
-    with an_engine(cache_folder()) as engine:
+    with an_engine(writable_cache()) as engine:
         images = build_images()
         client = docker.APIClient(base_url=engine.address, version="auto", timeout=_API_TIMEOUT_SECONDS)
         try:
