@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import grpc
 import pytest
 from scripted.compute_gateway import ready
-from scripted.engine_proxy import EngineProxy, Road
+from scripted.engine_proxy import EngineProxy
 from scripted.retained import refusal, stop, stopped
 
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
@@ -198,10 +198,9 @@ async def test_field_report_54_an_exit_that_no_event_told_is_found(deployment: D
     ):
         wanted = served.bench.sandbox()
         await served.bench.launch(served.link, wanted)
-        await proxy.set(Road.SILENT)
+        proxy.swallowed = b"/events"
         workload = served.bench.container(wanted.id, "sandbox")["Id"]
         served.bench.client.kill(workload, "SIGUSR1")
         await asyncio.to_thread(served.bench.client.wait, workload, timeout=20)
-        await proxy.set(Road.OPEN)
         assert "code 7" in ready(await served.link.wait_reason(wanted.id, "ContainerExited")).message
         await served.delete(wanted.id)

@@ -62,6 +62,8 @@ class Trap:
 class _Connection:
     down: asyncio.StreamWriter
     doomed: str = ""
+    asked: bytes = b""
+    """The line of the last request."""
 
 
 class EngineProxy:
@@ -75,6 +77,8 @@ class EngineProxy:
         self.trap: Trap | None = None
         self.delay_seconds = 0.0
         """How late every answer is."""
+        self.swallowed = b""
+        """Answers to requests with this in their line are not passed on, from now on."""
         self._server: asyncio.Server
 
     @property
@@ -118,6 +122,8 @@ class EngineProxy:
 
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: _Connection) -> None:
         while data := await reader.read(64 * 1024):
+            if data.startswith(_REQUESTS):
+                connection.asked = data.split(b"\r\n", 1)[0]
             if self._road is Road.HOLLOW and data.startswith(_REQUESTS):
                 connection.down.write(_HOLLOW_ANSWER)
                 await connection.down.drain()
@@ -143,6 +149,8 @@ class EngineProxy:
             if connection.doomed:
                 self._spring(connection.doomed)
                 await asyncio.Event().wait()
+            if self.swallowed and self.swallowed in connection.asked:
+                continue
             if self._road is Road.SILENT:
                 await asyncio.Event().wait()
             if self.delay_seconds:
