@@ -29,7 +29,8 @@ def demo(arguments: list[str]) -> int:
     own.parse_args(arguments)  # before anything is started for what is not understood anyway
     from devtools.prepared import prepared_engine
 
-    with prepared_engine() as prepared:
+    # The demo proves by itself that nothing of its own is left; what others do on the engine meanwhile is theirs.
+    with prepared_engine(is_shared=True) as prepared:
         images = prepared.images
         command = [sys.executable, "-m", "examples.demo"]
         command += ["--workload-image", images.workload.reference, "--runtime-image", images.runtime.reference]

@@ -130,7 +130,7 @@ def _play(console: Console, inventory: Inventory, images: Mapping[str, str]) -> 
         with _progress(console, inventory, f"{LOST}: asking the gateway") as show:
             first = launch_and_kill(client, engine, name=LOST, image=images["workload"], show=show)
         console.print(f"    Ready after {first.created_to_ready_ms} ms")
-        console.print(f"    the engine's own wait answers {json.dumps(first.engine_wait)}: no text to show anybody")
+        console.print(f"    the engine's own wait answers {json.dumps(first.engine_wait)}, and no text")
         console.print(f"    the verdict came {first.exit_to_event_ms} ms after the exit")
         _show_get(console, openshell, LOST, environment)
 

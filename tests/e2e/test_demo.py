@@ -104,7 +104,7 @@ def test_it_shows_two_verdicts_and_leaves_nothing(demo: Demo) -> None:
     assert (cut_off["phase"], cut_off["reason"]) == ("Error", "ControlSupervisorStartFailed")
     assert "cannot reach the gateway" in cut_off["verdict"]["words"]
     assert "cannot reach the gateway" in cut_off["message"]
-    assert '{"Error": null, "StatusCode": 137}' in output
+    assert '"StatusCode": 137' in output
     assert demo.left() == []
 
 

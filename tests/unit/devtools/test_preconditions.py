@@ -36,3 +36,16 @@ def test_a_demo_that_is_asked_for_wrongly_starts_nothing(
         commands.demo(arguments)
     assert ended.value.code == 2
     assert "usage: ./dev demo" in capsys.readouterr().err
+
+
+def test_the_demo_does_not_tell_what_others_do_on_the_engine_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def prepared_engine(*, is_shared: bool) -> None:
+        asked.append(is_shared)
+        raise PreconditionError("none")
+
+    monkeypatch.setattr(prepared, "prepared_engine", prepared_engine)
+    with pytest.raises(PreconditionError):
+        commands.demo([])
+    assert asked == [True]
