@@ -6,7 +6,8 @@ malformed, whatever the engine. A driver reads logins when it pulls, and tells w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import socket
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import docker
 import docker.errors
@@ -15,11 +16,39 @@ import requests
 import requests.adapters
 from docker.tls import TLSConfig
 from docker.transport import UnixHTTPAdapter
+from docker.transport.unixconn import UnixHTTPConnection, UnixHTTPConnectionPool
 
 if TYPE_CHECKING:
     from driver_docker.engine_tls import EngineTls
 
 _POOLS: Final = 25
+
+
+class _UnixConnection(UnixHTTPConnection):
+    def connect(self) -> None:
+        """As docker-py does, but a socket that does not connect is closed rather than left to the garbage collector."""
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            made.settimeout(self.timeout)
+            made.connect(self.unix_socket)
+        except BaseException:
+            made.close()
+            raise
+        self.sock = made
+
+
+class _UnixPool(UnixHTTPConnectionPool):
+    def _new_conn(self) -> Any:
+        return _UnixConnection(self.base_url, self.socket_path, cast("int", self.timeout))
+
+
+class _UnixAdapter(UnixHTTPAdapter):
+    def get_connection(self, url: str | bytes, proxies: object = None) -> _UnixPool:
+        with self.pools.lock:
+            pool = self.pools.get(url)
+            if pool is None:
+                pool = self.pools[url] = _UnixPool(str(url), self.socket_path, self.timeout, maxsize=self.max_pool_size)
+            return cast("_UnixPool", pool)
 
 
 class EngineSession(docker.APIClient):
@@ -45,7 +74,7 @@ class EngineSession(docker.APIClient):
         except ValueError as error:
             raise docker.errors.DockerException(f"{address} is no address of an engine: {error}") from error
         if parsed.startswith("http+unix://"):
-            self._custom_adapter = UnixHTTPAdapter(
+            self._custom_adapter = _UnixAdapter(
                 parsed, self.timeout, pool_connections=_POOLS, max_pool_size=max_connections
             )
             self.adapters.clear()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import docker.errors
 import pytest
+import requests
 
 from driver_docker.engine_session import EngineSession
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(
@@ -46,3 +44,18 @@ def test_tcp_is_plain_without_tls_files() -> None:
 def test_an_address_that_cannot_be_used_is_an_error_of_the_library(address: str) -> None:
     with pytest.raises(docker.errors.DockerException):
         EngineSession(address, tls=None, timeout_seconds=5.0, max_connections=2)
+
+
+def _descriptors() -> set[str]:
+    """Open descriptors, save the one that lists them."""
+    return {entry.name for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
+
+
+def test_a_socket_that_does_not_connect_is_closed(tmp_path: Path) -> None:
+    before = _descriptors()
+    with EngineSession(f"unix://{tmp_path}/absent", tls=None, timeout_seconds=5.0, max_connections=2) as session:
+        with pytest.raises(requests.exceptions.ConnectionError) as failed:
+            session.get(f"{session.base_url}/version")
+        # The error still holds the frames, and these their sockets.
+        assert failed.value is not None
+        assert _descriptors() <= before
