@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from scripted.driver_bench import DriverBench
 
-COMMAND = (sys.executable, "-c", "from driver_docker.cli import main; main()", "serve")
+MAIN = "from driver_docker.cli import main; main()"
+COMMAND = (sys.executable, "-c", MAIN, "serve")
 COMMAND_NAME = "driver_docker.cli"
 
 
@@ -34,10 +35,17 @@ def flags(bench: DriverBench, **changes: str) -> list[str]:
     return [f"--{key}={value}" for key, value in (values | changes).items()]
 
 
-async def spawn(arguments: list[str], environment: Mapping[str, str] | None = None) -> Process:
-    """Start a driver process; its log is on standard error."""
+async def spawn(arguments: list[str], environment: Mapping[str, str] | None = None, *, prelude: str = "") -> Process:
+    """Start a driver process; its log is on standard error.
+
+    Args:
+        arguments: Its flags.
+        environment: Added to this process's own.
+        prelude: Python statements that it runs first.
+    """
+    command = (sys.executable, "-c", prelude + MAIN, "serve")
     return await asyncio.create_subprocess_exec(
-        *COMMAND, *arguments, stdout=PIPE, stderr=PIPE, env={**os.environ, **(environment or {})}
+        *command, *arguments, stdout=PIPE, stderr=PIPE, env={**os.environ, **(environment or {})}
     )
 
 
@@ -49,9 +57,11 @@ async def run(arguments: list[str], environment: Mapping[str, str] | None = None
 
 
 @asynccontextmanager
-async def serving(bench: DriverBench, **changes: str) -> AsyncIterator[Process]:
+async def serving(
+    bench: DriverBench, *, environment: Mapping[str, str] | None = None, prelude: str = "", **changes: str
+) -> AsyncIterator[Process]:
     """A driver process that has announced its socket; killed at the end when it still runs."""
-    process = await spawn(flags(bench, **changes))
+    process = await spawn(flags(bench, **changes), environment, prelude=prelude)
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 30)
