@@ -8,10 +8,12 @@ from google.protobuf.json_format import MessageToDict
 from scripted.gateway import sandbox
 
 from openshell import Goal, OpenShell, Verdict, WatchEvent
+from openshell._progress import Progress, progress
 from openshell.errors import (
     AlreadyExistsError,
     ClientClosedError,
     InvalidArgumentError,
+    MalformedResponseError,
     NotFoundError,
     OpenShellError,
     SandboxFailedError,
@@ -336,3 +338,26 @@ def test_a_wait_ends_in_time_where_the_gateway_hangs(gateway: ScriptedGateway, c
             client.sandboxes.wait("one", timeout_seconds=0)
     finally:
         gateway.answers.set()
+
+
+def test_a_gateway_whose_pages_never_end_is_refused(gateway: ScriptedGateway, client: OpenShell) -> None:
+    gateway.sandboxes = {name: sandbox(name, pb.SANDBOX_PHASE_READY) for name in ("one", "two")}
+    # A page of no sandboxes is followed by itself.
+    with pytest.raises(MalformedResponseError, match="page token"):
+        list(client.sandboxes.list(page_size=0))
+
+
+PHASES_OF_GOALS = {
+    Goal.READY: ({"READY"}, {"ERROR", "DELETING", "STOPPING", "STOPPED", "COMPLETED"}),
+    Goal.STOPPED: ({"STOPPED"}, {"ERROR", "DELETING", "COMPLETED"}),
+    Goal.COMPLETED: ({"COMPLETED"}, {"ERROR", "DELETING", "STOPPED"}),
+    Goal.DELETED: (set[str](), set[str]()),
+}
+
+
+@pytest.mark.parametrize("goal", Goal)
+@pytest.mark.parametrize("phase", SandboxPhase)
+def test_every_phase_is_judged_for_every_goal(goal: Goal, phase: SandboxPhase) -> None:
+    reached, impossible = PHASES_OF_GOALS[goal]
+    expected = Progress.REACHED if phase.name in reached else Progress.PENDING
+    assert progress(goal, phase) is (Progress.IMPOSSIBLE if phase.name in impossible else expected)

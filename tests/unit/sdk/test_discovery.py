@@ -11,7 +11,7 @@ from openshell.errors import GatewayConfigurationError
 
 def configure(root: Path, name: str, **metadata: object) -> None:
     folder = root / "gateways" / name
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "metadata.json").write_text(json.dumps(metadata), "utf-8")
 
 
@@ -53,6 +53,8 @@ def test_client_files_are_used_for_https_only(tmp_path: Path, environment: dict[
     assert found.tls is not None
     assert found.tls.ca_path == root / "gateways" / "tls" / "mtls" / "ca.crt"
     assert found.tls.cert_path is None
+    configure(root, "tls", gateway_endpoint="http://127.0.0.1:1", auth_mode="mtls")
+    assert find_gateway(name="tls", environment=environment).tls is None
 
 
 @pytest.mark.parametrize(
