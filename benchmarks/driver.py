@@ -9,6 +9,9 @@ Create to both running
 Supervisor lost to watch event
     From SIGKILL of a Ready sandbox's supervisor until the driver's watch delivers the verdict, against the moment a
     bare events reader sees the ``die``.
+Burst (``--only burst``)
+    Many sandboxes asked for at once, against the same containers made by hand in as many threads: the time until all
+    run, and each sandbox's own time from the creation of its workload until both of its containers run.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ import docker.errors
 import grpc
 from rich.console import Console
 
-from benchmarks import _by_hand
+from benchmarks import _burst, _by_hand
 from benchmarks._launches import Signer, driver_sandbox, gateway_metadata
 from benchmarks._observers import BareEvents, DriverWatch
 from benchmarks._processes import gateway_and_driver
@@ -46,6 +49,8 @@ if TYPE_CHECKING:
 
 CREATE_LIMIT = 1.35
 EXIT_LIMIT = 3.0
+BURST_TOTAL_LIMIT = 1.1
+BURST_EACH_LIMIT = 0.25
 WARM_UP_ROUNDS = 1
 
 _IMAGES = ("OPENSHELL_TEST_WORKLOAD_IMAGE", "OPENSHELL_TEST_RUNTIME_IMAGE", "OPENSHELL_TEST_SUPERVISOR_IMAGE")
@@ -141,8 +146,34 @@ def _milliseconds(began: int, ended: int) -> float:
     return (ended - began) / 1e6
 
 
+def measure_burst(bench: Bench, host: str, count: int, say: Callable[[str], None]) -> list[Comparison]:
+    """Take the burst's two measures."""
+    say("burst: warming up")
+    _, recipe = create_through_driver(bench)
+    say(f"burst: {count} sandboxes by hand")
+    hand = _burst.by_hand(bench, host, recipe, count)
+    say(f"burst: {count} sandboxes through the driver")
+    ours = _burst.through_driver(bench, count)
+    return [
+        Comparison(
+            name=f"{count} creates at once, until all run",
+            baseline_name="by hand, unqueued",
+            ours_milliseconds=(ours.total,),
+            baseline_milliseconds=(hand.total,),
+            limit=BURST_TOTAL_LIMIT,
+        ),
+        Comparison(
+            name=f"{count} creates at once, each its own",
+            baseline_name="by hand, unqueued",
+            ours_milliseconds=ours.each,
+            baseline_milliseconds=hand.each,
+            limit=BURST_EACH_LIMIT,
+        ),
+    ]
+
+
 def measure(bench: Bench, rounds: int, say: Callable[[str], None]) -> list[Comparison]:
-    """Take both measures."""
+    """Take the two measures of single sandboxes."""
     ours: list[float] = []
     by_hand: list[float] = []
     for number in range(-WARM_UP_ROUNDS, rounds):
@@ -177,8 +208,14 @@ def measure(bench: Bench, rounds: int, say: Callable[[str], None]) -> list[Compa
     ]
 
 
-def run(rounds: int, say: Callable[[str], None]) -> list[Comparison]:
-    """Start everything, measure, and leave the engine as it was."""
+def run(rounds: int, say: Callable[[str], None], *, burst: int = 0) -> list[Comparison]:
+    """Start everything, measure, and leave the engine as it was.
+
+    Args:
+        rounds: Samples of each measure of single sandboxes.
+        say: Shows what is being done.
+        burst: Measure a burst of so many sandboxes instead.
+    """
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     workload, runtime, supervisor = (os.environ[name] for name in _IMAGES)
     namespace = f"bench-{secrets.token_hex(4)}"
@@ -197,7 +234,7 @@ def run(rounds: int, say: Callable[[str], None]) -> list[Comparison]:
             driver = rpc.ComputeDriverStub(channel)
             with DriverWatch(driver) as watch:
                 bench = Bench(engine, events, driver, watch, client, workload, namespace, Signer.make())
-                return measure(bench, rounds, say)
+                return measure_burst(bench, host, burst, say) if burst else measure(bench, rounds, say)
     finally:
         _sweep(engine, namespace)
         engine.close()
@@ -219,16 +256,18 @@ def main() -> int:
     """Run from the command line."""
     options = argparse.ArgumentParser(prog="./dev bench driver", description=(__doc__ or "").splitlines()[0])
     options.add_argument("-n", "--rounds", type=int, default=10, help="samples of each measure (default 10)")
+    options.add_argument("--only", choices=["burst"], help="measure a burst of creates instead")
+    options.add_argument("--burst-size", type=int, default=50, help="sandboxes of the burst (default 50)")
     options.add_argument("--json", action="store_true", help="print one JSON object on stdout instead of the table")
     chosen = options.parse_args()
-    if chosen.rounds < 1:
-        options.error("--rounds must be at least 1")
+    if chosen.rounds < 1 or chosen.burst_size < 1:
+        options.error("--rounds and --burst-size must be at least 1")
     missing = [name for name in _IMAGES if not os.environ.get(name)]
     if missing:
         options.error(f"{', '.join(missing)} not set; run it as ./dev bench driver")
     progress = Console(stderr=True)
     with progress.status("starting the gateway and the driver") as status:
-        comparisons = run(chosen.rounds, status.update)
+        comparisons = run(chosen.rounds, status.update, burst=chosen.burst_size if chosen.only == "burst" else 0)
     is_within = all(one.is_within for one in comparisons)
     if chosen.json:
         print(json.dumps({"within": is_within, "measures": [one.to_json() for one in comparisons]}))
