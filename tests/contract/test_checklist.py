@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -197,9 +198,10 @@ async def test_checklist_6_the_end_of_a_supervisor_is_told_and_ends_the_workload
     told = ready(await served.link.wait_reason(wanted.id, "ControlSupervisorExited"))
     assert "code 5" in told.message
     assert ready(await served.observed(wanted.id)) == told
+    assert ready((await served.listed())[wanted.id]) == told
     assert served.link.platform_events(wanted.id)[-1].type == "Warning"
-    await stop(served.link, wanted.id)  # waits for the stop that goes on
-    assert not served.bench.container(wanted.id, "sandbox")["State"]["Running"]
+    workload = served.bench.container(wanted.id, "sandbox")["Id"]
+    await asyncio.to_thread(served.bench.client.wait, workload, timeout=20)
     await served.delete(wanted.id)
 
 

@@ -86,7 +86,7 @@ class Deployment:
                 served.check_events()
             return
         values = {"stop_grace_seconds": 2, "supervisor_stop_grace_seconds": 2} | changes
-        flags = {key.replace("_", "-"): str(value) for key, value in values.items()}
+        flags: dict[str, Any] = {key.replace("_", "-"): str(value) for key, value in values.items()}
         async with driver_process.serving(self.bench, **flags) as process:
             log = asyncio.create_task(_read(process))
             try:
@@ -166,7 +166,7 @@ class Served:
             assert not [secret for secret in _SECRETS if secret in event.SerializeToString()]
 
     def _check_snapshot(self, snapshot: pb.DriverSandbox) -> None:
-        assert (bool(snapshot.id), bool(snapshot.name), snapshot.workspace) == (True, True, "default")
+        assert all((snapshot.id, snapshot.name, snapshot.workspace))
         assert snapshot.namespace == self.bench.namespace
         assert not snapshot.name.startswith("openshell-"), "the gateway's own name, never the container's"
         assert snapshot.status.name.startswith("openshell-")

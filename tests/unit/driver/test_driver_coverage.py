@@ -13,12 +13,13 @@ import pytest
 TESTS: Final = Path(__file__).parents[2]
 PAGE: Final = (TESTS.parent / "docs" / "driver-coverage.md").read_text("utf-8")
 CHECKLIST: Final = frozenset(range(1, 10))
+TRAPS: Final = frozenset(range(1, 15))
 FIELD_REPORTS: Final = frozenset(range(1, 77)) - {34, 35, 37}
 """The numbers that there are; they are not contiguous."""
 NOT_OF_THE_DRIVER: Final = frozenset({14, 19, 22, 23, 24, 45, 46, 62, 64, 71})
 NOT_APPLICABLE: Final = "not applicable: "
 NAMED: Final = re.compile(r"`([^`]+\.py)::(\w+)`")
-NUMBERED: Final = re.compile(r"test_(checklist|field_report)_(\d+)_((?:(?:and_)?\d\d_)*)")
+NUMBERED: Final = re.compile(r"test_(checklist|trap|field_report)_(\d+)_((?:(?:and_)?\d\d_)*)")
 
 
 def rows(heading: str) -> dict[int, str]:
@@ -33,6 +34,7 @@ def rows(heading: str) -> dict[int, str]:
 
 
 CHECKLIST_ROWS: Final = rows("Checklist")
+TRAP_ROWS: Final = rows("Traps")
 REPORT_ROWS: Final = rows("Faults that were seen in the field")
 
 
@@ -55,15 +57,16 @@ def numbers_in(name: str) -> tuple[str, set[int]]:
 
 def test_every_item_is_listed() -> None:
     assert set(CHECKLIST_ROWS) == CHECKLIST
+    assert set(TRAP_ROWS) == TRAPS
     assert set(REPORT_ROWS) == FIELD_REPORTS
 
 
 def test_what_does_not_concern_the_driver_is_said_to_and_why() -> None:
     assert {number for number, text in REPORT_ROWS.items() if text.startswith(NOT_APPLICABLE)} == NOT_OF_THE_DRIVER
-    assert not any(text.startswith(NOT_APPLICABLE) for text in CHECKLIST_ROWS.values())
+    assert not any(text.startswith(NOT_APPLICABLE) for text in (*CHECKLIST_ROWS.values(), *TRAP_ROWS.values()))
 
 
-@pytest.mark.parametrize("text", [*CHECKLIST_ROWS.values(), *REPORT_ROWS.values()])
+@pytest.mark.parametrize("text", [*CHECKLIST_ROWS.values(), *TRAP_ROWS.values(), *REPORT_ROWS.values()])
 def test_every_named_test_exists(text: str) -> None:
     if text.startswith(NOT_APPLICABLE):
         assert len(text) > len(NOT_APPLICABLE)
@@ -76,8 +79,8 @@ def test_every_named_test_exists(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "listed"),
-    [("checklist", CHECKLIST_ROWS), ("field_report", REPORT_ROWS)],
-    ids=["checklist", "field_report"],
+    [("checklist", CHECKLIST_ROWS), ("trap", TRAP_ROWS), ("field_report", REPORT_ROWS)],
+    ids=["checklist", "trap", "field_report"],
 )
 def test_every_test_of_the_contract_suite_is_listed_under_its_item(kind: str, listed: dict[int, str]) -> None:
     files = sorted(path.relative_to(TESTS) for path in (TESTS / "contract").glob("test_*.py"))
