@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -23,7 +22,7 @@ import docker.errors
 from rich.console import Console
 from rich.markup import escape
 
-from examples.demo.leftovers import Inventory, LeftOver, remove_earlier, remove_folders
+from examples.demo.leftovers import Inventory, LeftOver, held_folder, remove_earlier, remove_folders
 from examples.demo.processes import Command, CommandError, command
 from examples.demo.road import Road
 from examples.demo.story import Outcome, launch_and_kill, launch_without_road
@@ -57,13 +56,15 @@ def main(workload_image: str, runtime_image: str, supervisor_image: str, as_json
             engine = stack.enter_context(
                 contextlib.closing(docker.APIClient(version="auto", base_url=os.environ.get("DOCKER_HOST")))
             )
-            prefix = f"{NAMESPACE}-{hashlib.sha256(engine.info()['ID'].encode()).hexdigest()[:8]}-"
+            engine_id = str(engine.info()["ID"])
         except docker.errors.DockerException as error:
             raise click.ClickException(f"no Docker Engine answers: {error}") from error
-        stack.enter_context(_only_one(prefix))
-        for removed in (*remove_earlier(engine, NAMESPACE), *remove_folders(Path(tempfile.gettempdir()), prefix)):
+        stack.enter_context(_only_one(f"{NAMESPACE}-{engine_id}"))
+        folders = remove_folders(Path(tempfile.gettempdir()), f"{NAMESPACE}-")
+        for removed in (*remove_earlier(engine, NAMESPACE), *folders):
             console.print(f"removed {removed}, left by a killed run", markup=False)
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=prefix)))
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=f"{NAMESPACE}-")))
+        stack.enter_context(held_folder(root))
         inventory = Inventory(engine, NAMESPACE, root, root / "state")
         inventory.state.mkdir()
         inventory.begin()
@@ -285,9 +286,12 @@ def _unwind_on_signals() -> None:
     """Let the first ending signal unwind what was built up; those that follow must not cut the clean-up short."""
     ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+    def ignore(_number: int, _frame: FrameType | None) -> None:
+        """Instead of SIG_IGN, of which Python complains where a signal is waiting already."""
+
     def unwind(number: int, _frame: FrameType | None) -> None:
         for one in ending:
-            signal.signal(one, signal.SIG_IGN)
+            signal.signal(one, ignore)
         sys.exit(128 + number)
 
     for one in ending:

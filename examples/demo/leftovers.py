@@ -7,6 +7,7 @@ of ours without any such label; processes by the run's own folder in their envir
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import shutil
@@ -124,14 +125,31 @@ def remove_earlier(engine: docker.APIClient, namespace: str) -> list[str]:
 
 
 def remove_folders(parent: Path, prefix: str) -> list[str]:
-    """Remove the folders of killed earlier runs, and name them. Only those of this user, and no link."""
+    """Remove the folders of killed earlier runs, and name them: those of this user that no run holds, and no link."""
     removed: list[str] = []
     for folder in sorted(parent.glob(f"{prefix}*")):
-        if folder.is_dir() and not folder.is_symlink() and folder.lstat().st_uid == os.getuid():
+        if folder.is_symlink() or not folder.is_dir() or folder.lstat().st_uid != os.getuid():
+            continue
+        with contextlib.suppress(BlockingIOError), held_folder(folder):
             _await_end(str(folder).encode())
             shutil.rmtree(folder)
             removed.append(str(folder))
     return removed
+
+
+@contextlib.contextmanager
+def held_folder(folder: Path) -> Iterator[None]:
+    """Hold a folder as this run's; no death of a process leaves it held.
+
+    Raises:
+        BlockingIOError: Another run holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _await_end(marker: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from examples.demo.__main__ import NAMESPACE
-from examples.demo.leftovers import NAMESPACE_LABEL
+from examples.demo.leftovers import NAMESPACE_LABEL, held_folder, remove_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,6 +142,7 @@ def test_a_second_demo_on_the_engine_is_refused_and_the_next_cleans_up_after_a_k
     code, output = demo.ended()
     assert code == 1
     assert "another demo is running" in output
+    assert "left by a killed run" not in output
     first.kill()
     first.communicate()
     process = demo.start()
@@ -151,3 +152,15 @@ def test_a_second_demo_on_the_engine_is_refused_and_the_next_cleans_up_after_a_k
     code, output = demo.ended()
     assert code == 128 + signal.SIGTERM, output
     assert demo.left() == []
+
+
+def test_only_folders_of_runs_that_have_ended_are_removed(tmp_path: Path) -> None:
+    live, stale, other, link = (tmp_path / name for name in ("demo-live", "demo-stale", "other", "demo-link"))
+    for folder in (live, stale, other):
+        folder.mkdir()
+        (folder / "file").touch()
+    link.symlink_to(other)
+    with held_folder(live):
+        assert remove_folders(tmp_path, "demo-") == [str(stale)]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["demo-link", "demo-live", "other"]
+    assert (other / "file").exists()
