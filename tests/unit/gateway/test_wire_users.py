@@ -389,3 +389,15 @@ async def test_a_quiet_watch_outlives_the_pings_of_a_client_that_keeps_its_conne
         )(request, timeout=4.5)  # grpc pings once a second at most, and the third ping too many ended a connection
         await rest(watch)
         assert await watch.code() is grpc.StatusCode.DEADLINE_EXCEEDED, await watch.details()
+
+
+async def test_a_page_never_outgrows_what_a_client_can_read(bench: GatewayBench) -> None:
+    large = pb.SandboxSpec(environment={"LARGE": "x" * 900_000})
+    for name in ("alpha", "beta", "gamma"):
+        await bench.create(name, spec=large)
+    first = await bench.stub.ListSandboxes(pb.ListSandboxesRequest(workspace_scope=WORKSPACE))
+    assert [found.metadata.name for found in first.sandboxes] == ["alpha", "beta"]
+    rest_of_it = await bench.stub.ListSandboxes(
+        pb.ListSandboxesRequest(workspace_scope=WORKSPACE, page_token=first.next_page_token)
+    )
+    assert ([found.metadata.name for found in rest_of_it.sandboxes], rest_of_it.next_page_token) == (["gamma"], "")
