@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 import grpc
@@ -22,7 +23,11 @@ async def test_trap_03_a_supervisor_that_ends_just_before_its_stop_is_no_failure
     wanted = served.bench.sandbox()
     await served.bench.launch(served.link, wanted)
     seen = len(served.link.events)
-    served.bench.client.kill(served.bench.container(wanted.id, "supervisor")["Id"], "SIGTERM")
+    supervisor, client = served.bench.container(wanted.id, "supervisor")["Id"], served.bench.client
+    client.kill(supervisor, "SIGTERM")
+    await asyncio.to_thread(client.wait, supervisor, timeout=20)
+    for _ in range(20):  # long enough for the driver to have heard of it, short beside what it waits
+        await served.observed(wanted.id)
     await stop(served.link, wanted.id)
     assert await stopped(served.link, wanted.id)
     later = [event for _, event in served.link.events[seen:]]
