@@ -19,7 +19,7 @@ from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure
 from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
 from driver_docker.services import now
-from driver_docker.start import Starter
+from driver_docker.start import Starter, became_ready
 from driver_docker.stop import Stopper
 from driver_docker.teardown import remove_sandbox
 from openshell.verdicts import Component
@@ -137,11 +137,8 @@ class Lifecycle:
                 services.log_of(sandbox).exception("launch failed unexpectedly")
             await self._launch_failed(sandbox, error)
             return
-        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
-        services.publish(events.started(sandbox.sandbox_id, now(), container_name=sandbox.record.container_name))
-        services.publish_snapshot(sandbox)
+        await became_ready(services, sandbox)
         self._exits.look(sandbox)
-        await services.save_quietly(sandbox)
 
     async def _launch_failed(self, sandbox: Sandbox, error: Exception) -> None:
         """Tell why, then remove everything that was made; the failed record stays until it is deleted."""
@@ -328,14 +325,19 @@ class Lifecycle:
         try:
             facts = await self._engine.inspect_container(sandbox.record.workload_id)
         except EngineAbsentError:
-            self._exits.ended(sandbox, Component.WORKLOAD)
+            self._ended(sandbox)
             return None
         if sandbox.run != run or sandbox.record.phase is not RecordPhase.ACTIVE:
             return facts.status  # an answer about an earlier run
         sandbox.workload = facts
         if not facts.status.is_alive:
-            self._exits.ended(sandbox, Component.WORKLOAD)
+            self._ended(sandbox)
         return facts.status
+
+    def _ended(self, sandbox: Sandbox) -> None:
+        """Handle an end that no event told, unless it follows from a failure that was told, if by an earlier driver."""
+        if sandbox.record.failure is None:
+            self._exits.ended(sandbox, Component.WORKLOAD)
 
     def resume(self, sandbox: Sandbox) -> None:
         """Go on with what an outage or the end of an earlier driver has interrupted. Returns at once."""

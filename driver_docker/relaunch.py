@@ -135,6 +135,8 @@ class Relauncher:
             sandbox.intentional.add(old)
             sandbox.record = replace(sandbox.record, supervisor_id="")
             await remove_container(self._engine, old)
+            sandbox.events.pop(old, None)
+            sandbox.judged.discard(old)
 
     async def _run_workload(self, sandbox: Sandbox, retained: RetainedLaunch, committed: CommittedLaunch) -> None:
         workload = sandbox.record.workload_id

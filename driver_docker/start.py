@@ -209,11 +209,8 @@ class Starter:
             return
         if sandbox.record.phase is not RecordPhase.STARTING:
             return
-        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
-        services.publish(events.started(sandbox.sandbox_id, now(), container_name=sandbox.record.container_name))
-        services.publish_snapshot(sandbox)
+        await became_ready(services, sandbox)
         self._exits.look(sandbox)
-        await services.save_quietly(sandbox)
 
     async def _failed(self, sandbox: Sandbox, error: Exception) -> None:
         """Tell why, then end both containers; unlike after a failed create, the workload and its volumes are kept."""
@@ -240,3 +237,12 @@ class Starter:
         )
         services.publish_snapshot(sandbox)
         await self._exits.finish(sandbox)
+
+
+async def became_ready(services: Services, sandbox: Sandbox) -> None:
+    """Record that a launch or start came through, then tell it: no later driver may take back what was told."""
+    sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
+    await services.save_quietly(sandbox)
+    if sandbox.record.phase is RecordPhase.ACTIVE and sandbox.record.failure is None:
+        services.publish(events.started(sandbox.sandbox_id, now(), container_name=sandbox.record.container_name))
+        services.publish_snapshot(sandbox)

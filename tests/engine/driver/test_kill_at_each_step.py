@@ -154,19 +154,22 @@ async def _delete(link: ComputeGateway, sandbox_id: str) -> None:
 async def test_create(bench: DriverBench, step: Step) -> None:
     async with _running(bench) as run:
         wanted = bench.sandbox()
-        accepted = False
+        accepted = told_ready = False
 
         async def create() -> None:
-            nonlocal accepted, wanted
-            accepted, wanted = False, bench.sandbox()
+            nonlocal accepted, told_ready, wanted
+            accepted = told_ready = False
+            wanted = bench.sandbox()
             await run.link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
             accepted = True
             assert ready(await run.link.wait_ready(wanted.id)).reason == "BackendReady"
+            told_ready = True
 
         async for _ in run.each_kill(create, step):
             listed = await run.link.stub.ListSandboxes(pb.ListSandboxesRequest())
             known = {entry.id: ready(entry) for entry in listed.sandboxes}
             assert wanted.id in known or not accepted, "an accepted sandbox is never forgotten"
+            assert not told_ready or known[wanted.id].reason == "BackendReady", "what was told is not taken back"
             for sandbox_id, shown in known.items():
                 if shown.reason == "BackendReady":
                     assert bench.container(sandbox_id, "supervisor")["State"]["Running"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from typing import TYPE_CHECKING
 
@@ -163,3 +164,48 @@ async def test_things_of_another_driver_are_left_alone(bench: DriverBench) -> No
         assert await driver_process.end(process) == 0
     assert bench.client.inspect_container(foreign)["State"]["Status"] == "created"
     bench.client.remove_container(foreign)
+
+
+async def test_field_report_53_a_restart_over_an_exited_sandbox_starts_and_tells_nothing(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted, lost = bench.sandbox("ended"), bench.sandbox("late-6.lost")
+        for sandbox in (wanted, lost):
+            await bench.launch(link, sandbox)
+        bench.client.kill(bench.container(wanted.id, "sandbox")["Id"], "SIGUSR1")
+        bench.client.kill(bench.container(lost.id, "supervisor")["Id"], "SIGUSR1")
+        told = [await link.wait_reason(wanted.id, "ContainerExited")]
+        told.append(await link.wait_reason(lost.id, "ControlSupervisorExited"))
+        await asyncio.to_thread(bench.client.wait, bench.container(lost.id, "sandbox")["Id"], timeout=20)
+        process.kill()
+        await process.wait()
+    started = [bench.container(each.id, "sandbox")["State"]["StartedAt"] for each in (wanted, lost)]
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        for _ in range(2):
+            assert [await _observed(link, each.id) for each in (wanted, lost)] == told
+        assert started == [bench.container(each.id, "sandbox")["State"]["StartedAt"] for each in (wanted, lost)]
+        assert link.platform_events(wanted.id) + link.platform_events(lost.id) == []
+        namespace = bench.folder / "state" / bench.namespace
+        for each in (wanted, lost):
+            exits = json.loads((namespace / each.id / "exits.json").read_bytes())
+            assert len([entry for entry in exits if entry["message"] == ready(told[each is lost]).message]) == 1
+            await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=each.id))
+        assert await driver_process.end(process) == 0
+
+
+async def test_a_supervisor_that_is_gone_without_a_trace_is_made_again(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        process.kill()
+        await process.wait()
+    workload = bench.container(wanted.id, "sandbox")
+    bench.client.remove_container(bench.container(wanted.id, "supervisor")["Id"], force=True)
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        await link.wait_reason(wanted.id, "BackendReady")
+        assert bench.container(wanted.id, "supervisor")["State"]["Running"]
+        now = bench.container(wanted.id, "sandbox")
+        assert (now["Id"], now["State"]["StartedAt"]) == (workload["Id"], workload["State"]["StartedAt"])
+        await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+        assert await driver_process.end(process) == 0
