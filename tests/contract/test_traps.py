@@ -26,7 +26,7 @@ async def test_trap_03_a_supervisor_that_ends_just_before_its_stop_is_no_failure
     supervisor, client = served.bench.container(wanted.id, "supervisor")["Id"], served.bench.client
     client.kill(supervisor, "SIGTERM")
     await asyncio.to_thread(client.wait, supervisor, timeout=20)
-    for _ in range(20):  # long enough for the driver to have heard of it, short beside what it waits
+    for _ in range(6):  # long enough for the driver to have heard of it, short beside what it waits
         await served.observed(wanted.id)
     await stop(served.link, wanted.id)
     assert await stopped(served.link, wanted.id)
