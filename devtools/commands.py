@@ -49,8 +49,12 @@ def test(arguments: list[str]) -> int:
         action="store_true",
         help="others use the engine meanwhile: look only for leftovers that carry this run's label",
     )
+    own.add_argument(
+        "--slow", action="store_true", help="run the slow tests too, such as a kill at every step of every verb"
+    )
     options, rest = own.parse_known_args(arguments)
-    command = [sys.executable, "-m", "pytest", *rest]
+    chosen = [] if options.slow or "-m" in rest else ["-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", *chosen, *rest]
     if options.no_engine:
         return run_foreground(command, child_environment() | {"OPENSHELL_TEST_NO_ENGINE": "1"})
     from devtools.docker_registry import have_registry
