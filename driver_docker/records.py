@@ -132,7 +132,9 @@ class RecordStore:
             RecordError: The folder cannot be made, or is not the caller's own.
         """
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # A mode given together with parents=True is for the last folder alone.
+            self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._directory.mkdir(mode=0o700, exist_ok=True)
             details = self._directory.lstat()
             if details.st_uid != os.geteuid():
                 raise RecordError(

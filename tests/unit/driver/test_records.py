@@ -108,3 +108,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="file"):
         RecordStore(tmp_path / "file" / "state").open()
+
+
+def test_the_folder_of_all_namespaces_is_owner_only_too(tmp_path: Path) -> None:
+    store = RecordStore(tmp_path / "state" / "namespace")
+    store.open()
+    assert {path.stat().st_mode & 0o777 for path in (store.directory, store.directory.parent)} == {0o700}
