@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -281,3 +282,32 @@ async def test_a_runtime_identity_is_never_expected_of_this_driver(bench: Driver
         code, _ = await refusal(link.stub.StartSandbox(request))
         assert code is CODE.FAILED_PRECONDITION
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+
+
+async def test_the_real_sandbox_runtime_listens_again_after_a_stop_and_after_a_kill(
+    bench: DriverBench, runtime_image: str
+) -> None:
+    async with bench.running(sandbox_runtime_image=runtime_image, compatibility="warn") as (_, link):
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        workload = bench.container(wanted.id, "sandbox")["Id"]
+        await asyncio.to_thread(_listened, bench, workload, 1)
+        await stop(link, wanted.id)
+        for number in (2, 3):
+            seen, generation = len(link.events), f"g-{number}"
+            await start(link, wanted.id, generation, launch_authentication(generation=generation))
+            await wait_ready_again(link, wanted.id, seen)
+            await asyncio.to_thread(_listened, bench, workload, number)
+            if number == 2:  # its socket is left behind this time
+                bench.client.kill(workload, "SIGKILL")
+                await link.wait_reason(wanted.id, "ContainerRuntimeRestart")
+        await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+
+
+def _listened(bench: DriverBench, workload: str, times: int) -> None:
+    """Return once the runtime has said for the n-th time that it listens."""
+    for _ in range(200):  # its log is all that another process shows
+        if bench.client.logs(workload).count(b'"Listening"') >= times:
+            return
+        time.sleep(0.05)
+    raise AssertionError(bench.client.logs(workload))
