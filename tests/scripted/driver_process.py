@@ -8,6 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -19,6 +20,15 @@ if TYPE_CHECKING:
 MAIN = "from driver_docker.cli import main; main()"
 COMMAND = (sys.executable, "-c", MAIN, "serve")
 COMMAND_NAME = "driver_docker.cli"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a driver process has beside its flags."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    prelude: str = ""
+    """Python statements that it runs first."""
 
 
 def flags(bench: DriverBench, **changes: str) -> list[str]:
@@ -57,11 +67,10 @@ async def run(arguments: list[str], environment: Mapping[str, str] | None = None
 
 
 @asynccontextmanager
-async def serving(
-    bench: DriverBench, *, environment: Mapping[str, str] | None = None, prelude: str = "", **changes: str
-) -> AsyncIterator[Process]:
+async def serving(bench: DriverBench, setup: Setup | None = None, /, **changes: str) -> AsyncIterator[Process]:
     """A driver process that has announced its socket; killed at the end when it still runs."""
-    process = await spawn(flags(bench, **changes), environment, prelude=prelude)
+    setup = setup or Setup()
+    process = await spawn(flags(bench, **changes), setup.environment, prelude=setup.prelude)
     try:
         assert process.stdout is not None
         line = await asyncio.wait_for(process.stdout.readline(), 30)

@@ -111,7 +111,9 @@ async def _come_up(
 ) -> tuple[Process, ComputeGateway]:
     process = await stack.enter_async_context(
         driver_process.serving(
-            bench, environment=disk.environment, prelude=PRELUDE, **{"docker-socket": str(proxy.path)}
+            bench,
+            driver_process.Setup(environment=disk.environment, prelude=PRELUDE),
+            **{"docker-socket": str(proxy.path)},
         )
     )
     link = await stack.enter_async_context(ComputeGateway(f"unix:{driver_process.socket_of(bench)}"))
