@@ -352,4 +352,5 @@ async def test_a_handshake_is_answered_with_the_same_bytes_while_the_engine_is_a
             answers.add((await link.stub.GetCapabilities(request)).SerializeToString(deterministic=True))
             await proxy.set(Road.OPEN)
             assert await driver_process.end(process) == 0
+    bench.clear()  # a driver whose engine was silent a moment ago may leave its runtime volume to the next one
     assert len(answers) == 1

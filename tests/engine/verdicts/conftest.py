@@ -70,7 +70,7 @@ def runtime_recipe() -> ImageRecipe:
     folders = [directory(".openshell"), directory(".openshell/runtime", mode=0o555)]
     layer = files_layer("runtime-stub", [*folders, entry])
     return ImageRecipe(
-        name="test-runtime-stub", layers=(layer,), config=ImageConfig(labels=labels(Role.RUNTIME, "0", ""))
+        name="test-runtime-stub", layers=(layer,), config=ImageConfig(labels=labels(Role.RUNTIME, "0.0.0", ""))
     )
 
 
