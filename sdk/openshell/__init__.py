@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from openshell._endpoint import TlsConfig as TlsConfig
     from openshell._progress import Goal as Goal
     from openshell._sandboxes import Sandboxes as Sandboxes
-    from openshell._sandboxes import SandboxWatch as SandboxWatch
-    from openshell._sandboxes import WatchEvent as WatchEvent
+    from openshell._watch import SandboxWatch as SandboxWatch
+    from openshell._watch import WatchEvent as WatchEvent
     from openshell.errors import OpenShellError as OpenShellError
     from openshell.status import StatusCode as StatusCode
     from openshell.verdicts import Verdict as Verdict
@@ -25,12 +25,12 @@ _HOMES = {
     "Goal": "openshell._progress",
     "OpenShell": "openshell._client",
     "OpenShellError": "openshell.errors",
-    "SandboxWatch": "openshell._sandboxes",
+    "SandboxWatch": "openshell._watch",
     "Sandboxes": "openshell._sandboxes",
     "StatusCode": "openshell.status",
     "TlsConfig": "openshell._endpoint",
     "Verdict": "openshell.verdicts",
-    "WatchEvent": "openshell._sandboxes",
+    "WatchEvent": "openshell._watch",
 }
 
 __all__ = [

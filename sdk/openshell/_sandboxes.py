@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from openshell._calls import deadline_of
 from openshell._progress import Goal, Progress, describe, phase_of, progress, ready_condition
@@ -17,6 +17,7 @@ from openshell._sandbox_requests import (
     scope_of,
     watch_request,
 )
+from openshell._watch import SandboxWatch, WatchEvent
 from openshell.errors import (
     InvalidArgumentError,
     MalformedResponseError,
@@ -32,20 +33,17 @@ from openshell.v1 import (
     GetSandboxRequest,
     ListSandboxesRequest,
     ListSandboxesResponse,
-    PlatformEvent,
     Sandbox,
     SandboxResponse,
     SandboxRestartPolicy,
     SandboxStreamEvent,
-    SandboxStreamWarning,
 )
 from openshell.verdicts import Component, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
-    from openshell._calls import Connection, ResponseStream
+    from openshell._calls import Connection
     from openshell.sandbox.v1 import SandboxPolicy
 
 EVENT_TAIL = 64
@@ -56,69 +54,6 @@ _REOPEN_PAUSE_SECONDS = 0.5
 _LEAST_LOOK_SECONDS = 0.25
 _LEAST_CALL_SECONDS = 2.0
 """What the one look at the state may take, also where time is up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchEvent:
-    """One message of a sandbox's stream: exactly one of the first three is set."""
-
-    sandbox: Sandbox | None = None
-    """The sandbox's new state."""
-    event: PlatformEvent | None = None
-    """Something that happened on the platform, for example a pulled image."""
-    warning: SandboxStreamWarning | None = None
-    """The gateway says that something was lost; read the sandbox again."""
-    cursor: str = ""
-    """Place in the stream, to resume after it."""
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """Why a container ended, when the event says so."""
-        return None if self.event is None else Verdict.from_metadata(self.event.metadata)
-
-    @property
-    def step(self) -> str:
-        """Where a launch stands, in one line; empty when the event does not say (compute-driver contract 4.5)."""
-        if self.event is None:
-            return ""
-        metadata = self.event.metadata
-        step = metadata.get("openshell.progress.active_step", "").replace("_", " ")
-        detail = metadata.get("openshell.progress.active_detail", "")
-        label = metadata.get("openshell.progress.complete_label", "")
-        return ": ".join(part for part in (step, detail or label) if part) or self.event.message
-
-
-class SandboxWatch:
-    """An open stream of a sandbox. Iterate it; leaving the ``with`` block or `close` ends it."""
-
-    def __init__(self, stream: ResponseStream[SandboxStreamEvent]) -> None:
-        """Wrap the opened stream."""
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[WatchEvent]:
-        """Yield events until the gateway ends the stream.
-
-        Raises:
-            RpcError: The stream ended with a status other than OK.
-        """
-        for message in self._stream:
-            yield WatchEvent(
-                sandbox=message.sandbox, event=message.event, warning=message.warning, cursor=message.cursor
-            )
-
-    def close(self) -> None:
-        """End the stream; safe from any thread and more than once."""
-        self._stream.cancel()
-
-    def __enter__(self) -> Self:
-        """The watch itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the stream."""
-        self.close()
 
 
 @dataclass(slots=True, kw_only=True)
