@@ -7,7 +7,6 @@ are created, staged and described at the same time; the workload starts first, t
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import time
 from dataclasses import dataclass, replace
@@ -16,23 +15,22 @@ from typing import TYPE_CHECKING
 from driver_docker import documents, events, names, records, staging
 from driver_docker.accounts import AccountsReader
 from driver_docker.concurrency import together
-from driver_docker.config import Staging
-from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
+from driver_docker.creation import Creator
+from driver_docker.delivery import Delivery
+from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, ProvisioningError
 from driver_docker.health import wait_until_healthy
 from driver_docker.identity import Accounts, resolve, select
 from driver_docker.images import Images
-from driver_docker.labels import Role, container_labels, is_owned
+from driver_docker.labels import Role, container_labels
 from driver_docker.mounts import selinux_hint
-from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch, plan_staging
+from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
 from driver_docker.postmortem import Exit, examine
 from driver_docker.registry_credentials import RegistryLogins
 from driver_docker.resources import Resources
 from driver_docker.retained import RetainedLaunch, committed_files
 from driver_docker.runtime_volume import RuntimeVolumes
 from driver_docker.services import now
-from driver_docker.supervisor_files import read_delegation, read_supervisor_files
-from driver_docker.teardown import remove_container
 from driver_docker.verdict import Reason
 from driver_docker.workers import WorkerPool
 from openshell.isolation.documents import DocumentError
@@ -42,7 +40,7 @@ from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.documents import LaunchDocuments
-    from driver_docker.engine import ContainerFacts, ContainerSpec, ImageFacts, VolumeSpec
+    from driver_docker.engine import ContainerFacts, ImageFacts
     from driver_docker.isolation_backends import Delegation
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandboxes import Sandbox
@@ -51,8 +49,6 @@ if TYPE_CHECKING:
     from openshell.isolation.tls import SessionTls
 
 _LATE_WORDS_SECONDS = 1.0
-_NAME_ATTEMPTS = 20
-_NAME_PAUSE_SECONDS = 0.05
 _SELINUX_LABEL_MISSING = "SelinuxLabelMissing"
 
 
@@ -85,6 +81,8 @@ class Launcher:
         self.images = Images(services.engine, services.config.image_pull_policy, RegistryLogins.of(os.environ))
         self.runtime_volumes = RuntimeVolumes(services.engine, services.owner)
         self.resources = Resources(services.engine, services.config)
+        self.creator = Creator(services.engine, services.owner)
+        self.delivery = Delivery(services, self.creator)
         self._accounts = AccountsReader(services.engine)
         self.slots = services.metrics.slots(services.config.start_concurrency)
         self._crypto = WorkerPool("certificates", max_threads=1)
@@ -132,7 +130,7 @@ class Launcher:
                 self._services.publish(
                     events.warning(sandbox.sandbox_id, now(), reason=_SELINUX_LABEL_MISSING, message=hint)
                 )
-            built = self._documents(request, launch, plan, tls, facts, await self.delegation())
+            built = self._documents(request, launch, plan, tls, facts, await self.delivery.delegation())
             await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
@@ -184,12 +182,12 @@ class Launcher:
     async def _create(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan) -> ContainerFacts:
         """Volumes, then both containers; the workload's fence is checked before anything secret goes near it."""
         await together(
-            self._volume(plan.channel_volume),
-            self._volume(plan.supervisor_volume),
+            self.creator.create_volume(plan.channel_volume),
+            self.creator.create_volume(plan.supervisor_volume),
             self._services.save_files(sandbox, _retained(request, plan).to_files()),
         )
         workload_id, supervisor_id = await together(
-            self.create_container(plan.workload), self.create_container(plan.supervisor)
+            self.creator.create_container(plan.workload), self.creator.create_container(plan.supervisor)
         )
         sandbox.record = replace(
             sandbox.record, workload_id=workload_id, supervisor_id=supervisor_id, image_id=plan.workload.image
@@ -208,58 +206,6 @@ class Launcher:
         sandbox.workload = facts
         self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
         return facts
-
-    async def _volume(self, spec: VolumeSpec) -> None:
-        try:
-            facts = await self._engine.create_volume(spec)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"volume {spec.name} could not be created: {error.message}",
-                reason=Reason.BOUNDARY_CHANNEL_CREATE_FAILED,
-            ) from error
-        if facts.driver != "local" or facts.options or dict(facts.labels) != dict(spec.labels):
-            raise ProvisioningError(
-                f"volume {spec.name} exists but was not made by this driver; remove it first",
-                reason=Reason.BOUNDARY_CHANNEL_CREATE_FAILED,
-            )
-
-    async def create_container(self, spec: ContainerSpec) -> str:
-        """Create a container; one of this driver that has its name is a leftover, and makes way.
-
-        Raises:
-            ProvisioningError: The engine refused, or the name is taken by somebody else's container.
-            EngineUnreachableError: The engine cannot be asked.
-        """
-        try:
-            for _ in range(_NAME_ATTEMPTS):
-                try:
-                    return await self._engine.create_container(spec)
-                except EngineConflictError:
-                    # The name is taken. A leftover of this driver with the same sandbox id is in nobody's use, and
-                    # engines let go of a name a moment after its container. Anything else is not ours to remove.
-                    if not await self._remove_leftover(spec):
-                        raise
-                    await asyncio.sleep(_NAME_PAUSE_SECONDS)
-            return await self._engine.create_container(spec)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"container {spec.name} could not be created: {error.message}", reason=Reason.CONTAINER_CREATE_FAILED
-            ) from error
-
-    async def _remove_leftover(self, spec: ContainerSpec) -> bool:
-        """Whether the name is or will be free: its container was this driver's own, or is gone already."""
-        try:
-            facts = await self._engine.inspect_container(spec.name)
-        except EngineAbsentError:
-            return True
-        if not is_owned(facts.labels, self._services.owner):
-            return False
-        await remove_container(self._engine, facts.container_id)
-        return True
 
     def _documents(
         self,
@@ -295,85 +241,18 @@ class Launcher:
         starts, and the records are written meanwhile.
         """
         workload = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
-        supervisor = await self.supervisor_entries(built)
+        supervisor = await self.delivery.supervisor_entries(built)
         record = sandbox.record
         await together(
-            self.put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
+            self.delivery.put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
             self._services.save(sandbox),
         )
         await together(
             self.start(sandbox, Component.WORKLOAD, record.workload_id),
-            self.stage_supervisor(plan.supervisor, record.supervisor_id, supervisor),
+            self.delivery.stage_supervisor(plan.supervisor, record.supervisor_id, supervisor),
             self._services.commit_files(sandbox, committed_files(built), last=records.AUTH_FILE),
         )
         await self.start(sandbox, Component.SUPERVISOR, record.supervisor_id)
-
-    async def delegation(self) -> Delegation | None:
-        """What the supervisor is told about a backend that is not the built-in one; read anew for each launch.
-
-        Raises:
-            SupervisorFileError: The backend's trust anchor cannot be used.
-        """
-        return await self._services.disk.run(lambda: read_delegation(self._config))
-
-    async def supervisor_entries(self, built: LaunchDocuments) -> tuple[staging.StagedEntry, ...]:
-        """What is staged for a supervisor: its documents, and the operator's files as they are now.
-
-        Raises:
-            SupervisorFileError: A file that the configuration names cannot be used.
-        """
-        files = await self._services.disk.run(lambda: read_supervisor_files(self._config))
-        return staging.supervisor_entries(
-            built,
-            gateway_ca=files.gateway_ca,
-            proxy_auth=files.proxy_auth,
-            proxy_ca_bundle=files.proxy_ca_bundle,
-            layout=self._config.staging,
-        )
-
-    async def stage_supervisor(
-        self, spec: ContainerSpec, supervisor_id: str, entries: tuple[staging.StagedEntry, ...]
-    ) -> None:
-        """Bring a created supervisor's files into its volume, as the configured staging has it.
-
-        Args:
-            spec: What the supervisor container was made of.
-            supervisor_id: The created container.
-            entries: Its files.
-
-        Raises:
-            ProvisioningError: The engine refused.
-            EngineUnreachableError: The engine cannot be asked.
-        """
-        tar = staging.build_tar(entries)
-        if self._config.staging is not Staging.UPSTREAM:
-            await self.put(supervisor_id, staging.SUPERVISOR_ARCHIVE_ROOT, tar)
-            return
-        helper = plan_staging(spec)
-        try:
-            await self.put(await self.create_container(helper), staging.SUPERVISOR_ARCHIVE_ROOT, tar)
-        finally:
-            # By name: a cancelled create has been carried out, but its answer is lost. What stays after a failure here
-            # carries the sandbox's id, and goes with it.
-            with contextlib.suppress(EngineError):
-                await self._engine.remove_container(helper.name)
-
-    async def put(self, container: str, path: str, tar: bytes) -> None:
-        """Unpack an archive in a container.
-
-        Raises:
-            ProvisioningError: The engine refused.
-            EngineUnreachableError: The engine cannot be asked.
-        """
-        try:
-            await self._engine.put_archive(container, path, tar)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"files could not be staged into container {container[:12]}: {error.message}",
-                reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
-            ) from error
 
     async def start(self, sandbox: Sandbox, component: Component, container: str) -> None:
         """Start a container of a sandbox.

@@ -105,7 +105,7 @@ class Relauncher:
         committed = await self.read_committed(sandbox)
         retained = await self.read_retained(sandbox)
         sandbox.secrets = committed.secrets
-        delegation = await launcher.delegation()
+        delegation = await launcher.delivery.delegation()
         built = documents.with_delegation(committed.documents, delegation)
         image = (await launcher.images.find_component(services.config.supervisor_image)).facts
         await services.gate.admit_again(sandbox.record)  # with the image that may just have been pulled
@@ -123,7 +123,7 @@ class Relauncher:
         async with launcher.slots:
             await self._remove_supervisor(sandbox)
             await self._run_workload(sandbox, retained, committed)
-            await self._run_supervisor(sandbox, supervisor, await launcher.supervisor_entries(built))
+            await self._run_supervisor(sandbox, supervisor, await launcher.delivery.supervisor_entries(built))
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
             raise ExitBeforeReadyError(await launcher.why_ended(sandbox))
@@ -152,7 +152,7 @@ class Relauncher:
             # Once it has run, the folder is the user's: neither its owner nor its mode is touched again.
             workspace_root=retained.workspace_root if facts.started_at is None else "",
         )
-        await self._launcher.put(workload, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(entries))
+        await self._launcher.delivery.put(workload, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(entries))
         sandbox.begin_run(workload, stream=self._services.event_stream)
         sandbox.record = replace(
             sandbox.record, generation=committed.generation, fenced_finished_at=facts.finished_at, was_ready=False
@@ -163,10 +163,10 @@ class Relauncher:
     async def _run_supervisor(
         self, sandbox: Sandbox, spec: ContainerSpec, entries: tuple[staging.StagedEntry, ...]
     ) -> None:
-        supervisor = await self._launcher.create_container(spec)
+        supervisor = await self._launcher.creator.create_container(spec)
         sandbox.record = replace(sandbox.record, supervisor_id=supervisor)
         await self._services.save(sandbox)
-        await self._launcher.stage_supervisor(spec, supervisor, entries)
+        await self._launcher.delivery.stage_supervisor(spec, supervisor, entries)
         await self._launcher.start(sandbox, Component.SUPERVISOR, supervisor)
 
     async def look_at_workload(self, sandbox: Sandbox) -> ContainerFacts | None:
