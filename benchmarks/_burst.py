@@ -6,18 +6,17 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-import docker
-
-from benchmarks import _by_hand
-from benchmarks._launches import driver_sandbox, gateway_metadata
-from openshell.wire.compute.v1 import compute_driver_pb2 as pb
+from benchmarks import _by_hand, _create
+from benchmarks._statistics import Comparison
 
 if TYPE_CHECKING:
-    from benchmarks.driver import Bench
+    from benchmarks._bench import Bench
 
-_DELETERS = 4
+TOTAL_LIMIT: Final = 1.1
+EACH_LIMIT: Final = 0.25
+_DELETERS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +29,37 @@ class Burst:
     """For each sandbox, from the creation of its workload container until both containers run."""
 
 
+def measure(bench: Bench, count: int) -> list[Comparison]:
+    """The same burst by hand and through the driver."""
+    bench.say("burst: warming up")
+    recipe = _create.warm_recipe(bench)
+    bench.say(f"burst: {count} sandboxes by hand")
+    hand = by_hand(bench, recipe, count)
+    bench.say(f"burst: {count} sandboxes through the driver")
+    ours = through_driver(bench, count)
+    return [
+        Comparison(
+            name=f"{count} creates at once, until all run",
+            baseline_name="by hand, unqueued",
+            ours=(ours.total,),
+            baseline=(hand.total,),
+            limit=TOTAL_LIMIT,
+        ),
+        Comparison(
+            name=f"{count} creates at once, each its own",
+            baseline_name="by hand, unqueued",
+            ours=ours.each,
+            baseline=hand.each,
+            limit=EACH_LIMIT,
+        ),
+    ]
+
+
 def through_driver(bench: Bench, count: int) -> Burst:
     """Ask the driver for all of them at once."""
     ids = [str(uuid.uuid4()) for _ in range(count)]
-    requests = [
-        pb.CreateSandboxRequest(
-            sandbox=driver_sandbox(each, image=bench.image, launch=bench.signer.launch_authentication(each))
-        )
-        for each in ids
-    ]
-    bench.driver.GetCapabilities(pb.GetCapabilitiesRequest(gateway=gateway_metadata()))
+    requests = [bench.request(each) for each in ids]
+    bench.shake_hands()
     bench.events.forget()
     began = time.monotonic_ns()
     try:
@@ -52,14 +72,14 @@ def through_driver(bench: Bench, count: int) -> Burst:
         return _burst(bench, began, [(workloads[each], running[each]) for each in ids])
     finally:
         with ThreadPoolExecutor(_DELETERS) as pool:
-            list(pool.map(lambda each: bench.driver.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=each)), ids))
+            list(pool.map(bench.delete, ids))
         bench.watch.forget()
 
 
-def by_hand(bench: Bench, host: str, recipe: _by_hand.Recipe, count: int) -> Burst:
+def by_hand(bench: Bench, recipe: _by_hand.Recipe, count: int) -> Burst:
     """Make the same containers, each sandbox in a thread of its own."""
     made = [_by_hand.Made() for _ in range(count)]
-    clients = [docker.APIClient(base_url=host, version="auto", timeout=120) for _ in range(count)]
+    clients = [_create.client(bench.host) for _ in range(count)]
     bench.events.forget()
     try:
         with ThreadPoolExecutor(count) as pool:

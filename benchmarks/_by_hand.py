@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,8 @@ class Made:
 
     workload_id: str = ""
     supervisor_id: str = ""
+    others: list[str] = field(default_factory=list)
+    """Containers that serve the making and never start."""
     volumes: tuple[str, ...] = ()
     began: int = 0
     """When the first call was made, in nanoseconds of the monotonic clock."""
@@ -76,15 +78,14 @@ class Made:
 def make(client: docker.APIClient, recipe: Recipe, made: Made) -> None:
     """Create, fill and start both containers; what exists is noted in `made` as it comes into being."""
     token = secrets.token_hex(4)
-    renamed = {name: f"{name}-{token}" for name in recipe.volumes}
-    workload, supervisor = _renamed(recipe.workload, renamed), _renamed(recipe.supervisor, renamed)
+    workload, supervisor, volumes = renamed(recipe, token)
     made.began = time.monotonic_ns()
-    for name in renamed.values():
+    for name in volumes:
         client.create_volume(name, labels=recipe.workload["Labels"])
         made.volumes = (*made.volumes, name)
-    made.workload_id = _create(client, workload, f"openshell-hand-{token}")
+    made.workload_id = create(client, workload, f"openshell-hand-{token}")
     client.put_archive(made.workload_id, WORKLOAD_ARCHIVE_ROOT, recipe.workload_tar)
-    made.supervisor_id = _create(client, supervisor, f"openshell-hand-{token}-supervisor")
+    made.supervisor_id = create(client, supervisor, f"openshell-hand-{token}-supervisor")
     client.put_archive(made.supervisor_id, SUPERVISOR_ARCHIVE_ROOT, recipe.supervisor_tar)
     client.start(made.workload_id)
     client.start(made.supervisor_id)
@@ -92,14 +93,15 @@ def make(client: docker.APIClient, recipe: Recipe, made: Made) -> None:
 
 def unmake(client: docker.APIClient, made: Made) -> None:
     """Remove what a run made."""
-    for container in (made.supervisor_id, made.workload_id):
+    for container in (*made.others, made.supervisor_id, made.workload_id):
         if container:
             client.remove_container(container, force=True, v=True)
     for volume in made.volumes:
         client.remove_volume(volume)
 
 
-def _create(client: docker.APIClient, body: dict[str, Any], name: str) -> str:
+def create(client: docker.APIClient, body: dict[str, Any], name: str) -> str:
+    """Create a container from the body of the engine's API; its id."""
     created = client.create_container_from_config(body, name)  # type: ignore[no-untyped-call]
     return str(created["Id"])
 
@@ -111,6 +113,13 @@ def _body(inspected: dict[str, Any]) -> dict[str, Any]:
     # As many labels as the driver's, under keys that make no driver take these for its own.
     body["Labels"] = {key.replace("openshell.ai/", LABEL_PREFIX): value for key, value in config["Labels"].items()}
     return body | {"HostConfig": inspected["HostConfig"]}
+
+
+def renamed(recipe: Recipe, token: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """Both create bodies and the names of their volumes, new for this run."""
+    new_names = {name: f"{name}-{token}" for name in recipe.volumes}
+    bodies = (_renamed(body, new_names) for body in (recipe.workload, recipe.supervisor))
+    return next(bodies), next(bodies), tuple(new_names.values())
 
 
 def _renamed(body: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

@@ -81,11 +81,39 @@ class Running:
         return "".join(f"\n  {line}" for line in lines)
 
 
+class Driver:
+    """The driver's process, which can be stopped and started again over the same state."""
+
+    def __init__(self, socket: Path, arguments: Sequence[str], *, log: Path) -> None:
+        self.socket = socket
+        self._arguments = arguments
+        self._log = log
+        self._running = self._start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._running.pid
+
+    def stop(self) -> None:
+        """End it in order; its sandboxes go on. Idempotent."""
+        self._running.stop()
+
+    def start(self) -> None:
+        """Run it again after a stop."""
+        self._running = self._start()
+
+    def _start(self) -> Running:
+        running = Running(self._arguments, log=self._log)
+        running.expect("serving on ")
+        return running
+
+
 @contextlib.contextmanager
 def gateway_and_driver(
     folder: Path, *, docker_host: str, namespace: str, workload: str, runtime: str, supervisor: str
-) -> Iterator[tuple[str, Path]]:
-    """Run both; yields the gateway's endpoint and the driver's socket.
+) -> Iterator[tuple[str, Driver]]:
+    """Run both; yields the gateway's endpoint and the driver.
 
     Args:
         folder: An owner-only folder for sockets, state and logs.
@@ -105,13 +133,13 @@ def gateway_and_driver(
         )  # fmt: skip
         stack.callback(gateway.stop)
         endpoint = gateway.expect("listening on ")
-        driver = Running(
+        driver = Driver(
+            socket,
             ["openshell-driver-docker", "serve", "--bind-socket", str(socket), "--docker-socket", docker_host,
              "--grpc-endpoint", endpoint, "--supervisor-image", supervisor, "--sandbox-runtime-image", runtime,
              "--default-image", workload, "--sandbox-label", namespace, "--state-dir", str(folder / "state")],
             log=folder / "driver.log",
         )  # fmt: skip
         stack.callback(driver.stop)
-        driver.expect("serving on ")
         gateway.expect("ready")
-        yield endpoint, socket
+        yield endpoint, driver

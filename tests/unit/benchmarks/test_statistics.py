@@ -12,8 +12,8 @@ def comparison(ours: float, baseline: float, *, limit: float) -> Comparison:
     return Comparison(
         name="create",
         baseline_name="by hand",
-        ours_milliseconds=(ours, ours, ours * 10),
-        baseline_milliseconds=(baseline, baseline / 10, baseline),
+        ours=(ours, ours, ours * 10),
+        baseline=(baseline, baseline / 10, baseline),
         limit=limit,
     )
 

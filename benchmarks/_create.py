@@ -1,0 +1,99 @@
+"""From a request until both containers run: through the driver, by hand, and as upstream's driver calls the engine."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from benchmarks import _by_hand, _upstream
+from benchmarks._statistics import Comparison
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import docker
+
+    from benchmarks._bench import Bench
+
+BY_HAND_LIMIT: Final = 1.15
+UPSTREAM_LIMIT: Final = 0.6
+_WARM_UP_ROUNDS: Final = 1
+
+
+def measure(bench: Bench, rounds: int) -> list[Comparison]:
+    """Take the three in turn, so that all meet the same machine."""
+    ours: list[float] = []
+    by_hand: list[float] = []
+    upstream: list[float] = []
+    for number in range(-_WARM_UP_ROUNDS, rounds):
+        bench.say(f"create to both running: {'warming up' if number < 0 else f'round {number + 1} of {rounds}'}")
+        through_driver, recipe = create_through_driver(bench)
+        taken = (
+            through_driver,
+            _create(bench, partial(_by_hand.make, bench.engine, recipe)),
+            _create(bench, partial(_upstream.make, bench.engine, recipe, bench.images)),
+        )
+        if number >= 0:
+            for samples, sample in zip((ours, by_hand, upstream), taken, strict=True):
+                samples.append(sample)
+    return [
+        Comparison(
+            name="create to both running",
+            baseline_name="by hand, docker-py",
+            ours=tuple(ours),
+            baseline=tuple(by_hand),
+            limit=BY_HAND_LIMIT,
+        ),
+        Comparison(
+            name="create to both running",
+            baseline_name="upstream's calls, docker-py",
+            ours=tuple(ours),
+            baseline=tuple(upstream),
+            limit=UPSTREAM_LIMIT,
+        ),
+    ]
+
+
+def create_through_driver(bench: Bench) -> tuple[float, _by_hand.Recipe]:
+    """Create, wait for both starts, delete; the time in milliseconds and what was made."""
+    sandbox_id = str(uuid.uuid4())
+    request = bench.request(sandbox_id)
+    bench.shake_hands()
+    bench.events.forget()
+    began = time.monotonic_ns()
+    bench.driver.CreateSandbox(request)
+    try:
+        both = max(bench.events.wait_started(sandbox_id, role) for role in ("sandbox", "supervisor"))
+        made = bench.containers(sandbox_id)
+        launch = bench.signer.launch_authentication(sandbox_id)
+        recipe = _by_hand.Recipe.of(bench.engine, made["sandbox"], made["supervisor"], launch)
+    finally:
+        bench.delete(sandbox_id)
+        bench.watch.forget()
+    return (both - began) / 1e6, recipe
+
+
+def _create(bench: Bench, make: Callable[[_by_hand.Made], None]) -> float:
+    """Make two containers without a driver and remove them; the time in milliseconds."""
+    made = _by_hand.Made()
+    bench.events.forget()
+    try:
+        make(made)
+        both = max(bench.events.wait_action("start", each) for each in (made.workload_id, made.supervisor_id))
+    finally:
+        _by_hand.unmake(bench.engine, made)
+    return (both - made.began) / 1e6
+
+
+def warm_recipe(bench: Bench) -> _by_hand.Recipe:
+    """A recipe, after one launch that fills every cache."""
+    return create_through_driver(bench)[1]
+
+
+def client(host: str) -> docker.APIClient:
+    """A client of its own for a thread."""
+    import docker
+
+    return docker.APIClient(base_url=host, version="auto", timeout=120)
