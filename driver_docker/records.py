@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from driver_docker.atomic_file import replace_file
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import JOURNAL_FILE
+from driver_docker.sandbox_ids import is_sandbox_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -183,9 +184,11 @@ class RecordStore:
         return tuple(found)
 
     def unreadable(self, known: frozenset[str]) -> tuple[str, ...]:
-        """Ids of folders that hold no readable record."""
+        """Ids of folders that hold no readable record; a folder that no sandbox can have is none of this driver's."""
         return tuple(
-            folder.name for folder in sorted(self._directory.iterdir()) if folder.is_dir() and folder.name not in known
+            folder.name
+            for folder in sorted(self._directory.iterdir())
+            if folder.is_dir() and folder.name not in known and is_sandbox_id(folder.name)
         )
 
     def save(self, record: SandboxRecord) -> None:
@@ -224,14 +227,14 @@ class RecordStore:
         """
         for name in names:
             try:
-                (self._directory / sandbox_id / name).unlink(missing_ok=True)
+                (self._folder(sandbox_id) / name).unlink(missing_ok=True)
             except OSError as error:
                 raise RecordError(f"{name} of sandbox {sandbox_id} cannot be removed: {error.strerror}") from error
 
     def read_file(self, sandbox_id: str, name: str) -> bytes | None:
         """One launch file, or `None` when it was not written."""
         try:
-            return (self._directory / sandbox_id / name).read_bytes()
+            return (self._folder(sandbox_id) / name).read_bytes()
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -252,7 +255,7 @@ class RecordStore:
     def exits(self, sandbox_id: str) -> list[dict[str, Any]]:
         """The verdicts of a sandbox, oldest first."""
         try:
-            found = json.loads((self._directory / sandbox_id / EXITS_FILE).read_bytes())
+            found = json.loads((self._folder(sandbox_id) / EXITS_FILE).read_bytes())
         except (OSError, ValueError):
             return []
         return found if isinstance(found, list) else []
@@ -263,7 +266,7 @@ class RecordStore:
         Raises:
             RecordError: The disk refused.
         """
-        folder = self._directory / sandbox_id
+        folder = self._folder(sandbox_id)
         try:
             shutil.rmtree(folder)
         except FileNotFoundError:
@@ -272,8 +275,18 @@ class RecordStore:
             raise RecordError(f"state folder of sandbox {sandbox_id} cannot be removed: {error.strerror}") from error
         return True
 
+    def _folder(self, sandbox_id: str) -> Path:
+        """The one way from an id to a folder: an id with a path in it would lead out of this namespace.
+
+        Raises:
+            RecordError: No sandbox can have this id.
+        """
+        if not is_sandbox_id(sandbox_id):
+            raise RecordError(f"no sandbox can have the id {sandbox_id[:200]!r}, so it has no state folder")
+        return self._directory / sandbox_id
+
     def _put(self, sandbox_id: str, files: Mapping[str, bytes], *, durable: bool) -> None:
-        folder = self._directory / sandbox_id
+        folder = self._folder(sandbox_id)
         try:
             folder.mkdir(mode=0o700, exist_ok=True)
             for name, data in files.items():

@@ -6,7 +6,6 @@ Fields without effect by contract: `status` (an echo), `spec.policy` (the superv
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -14,6 +13,7 @@ from driver_docker.driver_config import decode_driver_config
 from driver_docker.errors import InvalidRequestError, PreconditionError
 from driver_docker.gpu import GpuRequest, gpu_request
 from driver_docker.quantities import ResourceLimits, parse_limits
+from driver_docker.sandbox_ids import is_sandbox_id
 from openshell.isolation.documents import DocumentError, LaunchAuthentication, MainProcessSpec
 
 if TYPE_CHECKING:
@@ -44,7 +44,6 @@ PROTECTED_ENVIRONMENT: Final = frozenset(
 )
 """Names that a user's environment never reaches the workload with (compute-driver contract 5.6)."""
 
-_SANDBOX_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _MAX_NAME_BYTES: Final = 253
 _MAX_LOG_LEVEL_BYTES: Final = 64
 _MAX_STRING_BYTES: Final = 128 * 1024 - 1
@@ -135,10 +134,13 @@ def check_sandbox_id(sandbox_id: str) -> str:
     """An id as a path component and a label value.
 
     Raises:
-        InvalidRequestError: Empty, or not `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
+        InvalidRequestError: Empty, or not `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`, or the name of a file of the driver.
     """
-    if not _SANDBOX_ID.fullmatch(sandbox_id):
-        raise InvalidRequestError("sandbox.id must be 1 to 128 of A-Z a-z 0-9 _ . - and start with a letter or digit")
+    if not is_sandbox_id(sandbox_id):
+        raise InvalidRequestError(
+            "sandbox.id must be 1 to 128 of A-Z a-z 0-9 _ . - and start with a letter or digit; "
+            "the driver keeps the name exits.jsonl for itself"
+        )
     return sandbox_id
 
 

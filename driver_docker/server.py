@@ -9,9 +9,10 @@ import grpc
 import structlog
 
 from driver_docker import encode
-from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError
+from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
 from driver_docker.older_generation import listener_requirements_handler
 from driver_docker.requests import decode_launch, decode_sandbox
+from driver_docker.sandbox_ids import is_sandbox_id
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from openshell.wire.compute.v1 import compute_driver_pb2_grpc as pb_grpc
 
@@ -90,6 +91,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """The state of one sandbox."""
 
         async def answer() -> pb.GetSandboxResponse:
+            _check_id(request.sandbox_id)
             snapshot = await self._lifecycle.get(sandbox_id=request.sandbox_id, name=request.name)
             return pb.GetSandboxResponse(sandbox=encode.sandbox(snapshot, older_gateway=self._older_gateway))
 
@@ -113,6 +115,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Start a stopped sandbox."""
 
         async def answer() -> pb.StartSandboxResponse:
+            _check_id(request.sandbox_id)
             if request.expected_runtime_identity:
                 raise PreconditionError(
                     "expected_runtime_identity is set, but sandboxes of this driver have no runtime identity"
@@ -132,6 +135,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Stop a sandbox and keep what a start needs."""
 
         async def answer() -> pb.StopSandboxResponse:
+            _check_id(request.sandbox_id)
             await self._lifecycle.stop(sandbox_id=request.sandbox_id, name=request.name)
             return pb.StopSandboxResponse()
 
@@ -141,6 +145,8 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Remove a sandbox and everything of it."""
 
         async def answer() -> pb.DeleteSandboxResponse:
+            if not _may_exist(request.sandbox_id):
+                return pb.DeleteSandboxResponse(deleted=False)
             deleted = await self._lifecycle.delete(sandbox_id=request.sandbox_id, name=request.name)
             return pb.DeleteSandboxResponse(deleted=deleted)
 
@@ -211,6 +217,24 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
     @staticmethod
     async def _refuse(context: Context, error: DriverError) -> NoReturn:
         await context.abort(error.status.grpc, error.public_message)
+
+
+def _may_exist(sandbox_id: str) -> bool:
+    """Whether a sandbox with this id can be here; an empty one says that the name counts."""
+    return not sandbox_id or is_sandbox_id(sandbox_id)
+
+
+def _check_id(sandbox_id: str) -> None:
+    """Refuse an id that no sandbox can have, before anything is looked up with it.
+
+    Create and Validate call it malformed. To Get, Start, Stop and Delete it is an unknown sandbox like any other,
+    absent for certain (compute-driver contract 3.8, 3.9, 5.13), so that a gateway with such a row can get rid of it.
+
+    Raises:
+        SandboxNotFoundError: It is none.
+    """
+    if not _may_exist(sandbox_id):
+        raise SandboxNotFoundError(f"sandbox {sandbox_id[:200]!r} does not exist here: no sandbox can have this id")
 
 
 def make_server(

@@ -15,6 +15,7 @@ from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
+    from pathlib import Path
 
     from scripted.driver_bench import DriverBench
 
@@ -87,6 +88,39 @@ async def test_wrong_requests_are_refused_with_the_right_code_and_leave_nothing(
         await stub.EnsureWorkspace(pb.EnsureWorkspaceRequest(workspace="w"))
         await stub.DeleteWorkspace(pb.DeleteWorkspaceRequest(workspace="w"))
         assert len(driver.services.table) == 0
+        assert link.events == []
+
+
+@pytest.mark.parametrize(
+    "sandbox_id",
+    [".", "..", "../x", "a/b", "a/../b", "sb\0", "x" * 300, "exits.jsonl", ".lock", ".driver-owner", "/outside"],
+)
+async def test_an_id_with_a_path_in_it_is_unknown_to_every_rpc_and_touches_no_folder(
+    bench: DriverBench, tmp_path: Path, sandbox_id: str
+) -> None:
+    async with bench.running() as (driver, link):
+        namespace = driver.services.store.directory
+        other, outside = namespace.parent / "other" / "record", tmp_path / "outside" / "file"
+        for file in (other, outside):
+            file.parent.mkdir()
+            file.write_text("kept")
+        (namespace / "sb-1").mkdir()
+        before = sorted(namespace.parent.rglob("*"))
+        asked = str(outside.parent) if sandbox_id == "/outside" else sandbox_id
+        stub = link.stub
+        for call in (
+            stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=asked, name="nobody")),
+            stub.StopSandbox(pb.StopSandboxRequest(sandbox_id=asked, name="nobody")),
+            stub.StartSandbox(pb.StartSandboxRequest(sandbox_id=asked, name="nobody")),
+        ):
+            assert (await _refusal(call))[0] is grpc.StatusCode.NOT_FOUND
+        assert not (await stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=asked, name="nobody"))).deleted
+        wanted = bench.sandbox()
+        wanted.id = asked
+        code, text = await _refusal(stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted)))
+        assert (code, "sandbox.id" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+        assert sorted(namespace.parent.rglob("*")) == before
+        assert outside.read_text() == "kept"
         assert link.events == []
 
 

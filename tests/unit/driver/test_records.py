@@ -13,6 +13,7 @@ from driver_docker.errors import RecordError
 from driver_docker.records import MAX_EXITS, RECORD_FILE, Failure, RecordPhase, RecordStore, SandboxRecord
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -114,3 +115,33 @@ def test_the_folder_of_all_namespaces_is_owner_only_too(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "state" / "namespace")
     store.open()
     assert {path.stat().st_mode & 0o777 for path in (store.directory, store.directory.parent)} == {0o700}
+
+
+@pytest.mark.parametrize(
+    "sandbox_id", ["", ".", "..", "../other", "a/b", "/tmp", "a\0b", "x" * 129, "exits.jsonl", ".lock"]
+)
+def test_no_id_leads_out_of_the_folder_or_to_what_is_no_sandbox_in_it(store: RecordStore, sandbox_id: str) -> None:
+    store.save(RECORD)
+    (store.directory / "exits.jsonl").write_text("{}")
+    (store.directory.parent / "other").mkdir()
+    before = sorted(store.directory.parent.rglob("*"))
+    calls: list[Callable[[], object]] = [
+        lambda: store.save(replace(RECORD, sandbox_id=sandbox_id)),
+        lambda: store.save_files(sandbox_id, {"x": b""}),
+        lambda: store.commit_files(sandbox_id, {"x": b""}, last="x"),
+        lambda: store.remove_files(sandbox_id, ("x",)),
+        lambda: store.read_file(sandbox_id, "x"),
+        lambda: store.add_exit(sandbox_id, verdict={}, message="", tail="", at=AT),
+        lambda: store.exits(sandbox_id),
+        lambda: store.remove(sandbox_id),
+    ]
+    for call in calls:
+        with pytest.raises(RecordError, match="no sandbox can have the id"):
+            call()
+    assert sorted(store.directory.parent.rglob("*")) == before
+
+
+def test_a_folder_that_no_sandbox_can_have_is_left_alone(store: RecordStore) -> None:
+    (store.directory / ".hidden").mkdir()
+    (store.directory / "sb-2").mkdir()
+    assert store.unreadable(frozenset()) == ("sb-2",)
