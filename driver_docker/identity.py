@@ -174,7 +174,8 @@ def _identity(
 
 def _lines(data: bytes, file: str, fields: int) -> list[tuple[int, list[str]]]:
     found = []
-    for number, line in enumerate(data.decode("utf-8", "surrogateescape").splitlines(), start=1):
+    # At newlines alone: an account's comment may hold whatever else Python takes for the end of a line.
+    for number, line in enumerate(data.decode("utf-8", "surrogateescape").split("\n"), start=1):
         if not line.strip():
             continue
         parts = line.split(":")

@@ -150,7 +150,8 @@ class RegistryLogins:
     def _stored(self, auths: Mapping[str, Any], key: str, registry: str) -> RegistryCredentials | None:
         entry = _table(auths.get(key))
         if not entry:
-            matching = (value for name, value in auths.items() if _host(name) == _host(key))
+            wanted = _host(key)
+            matching = (value for name, value in auths.items() if wanted and _host(name) == wanted)
             entry = _table(next(matching, None))
         username, password = _text(entry.get("username")), _text(entry.get("password"))
         if encoded := _text(entry.get("auth")):
@@ -241,8 +242,11 @@ async def _converse(process: asyncio.subprocess.Process, question: bytes, progra
 
 
 def _host(name: str) -> str:
-    """Host and port of a key, which may be an address with scheme and path."""
-    return urlsplit(name if "://" in name else f"//{name}").netloc.lower()
+    """Host and port of a key, which may be an address with scheme and path; empty for what is no address."""
+    try:
+        return urlsplit(name if "://" in name else f"//{name}").netloc.lower()
+    except ValueError:
+        return ""
 
 
 def _table(value: object) -> Mapping[str, Any]:

@@ -80,3 +80,9 @@ def test_any_bytes_are_accounts_or_an_error(data: bytes) -> None:
             parse(data)
         except IdentityError as error:
             assert error.public_message
+
+
+@pytest.mark.parametrize("char", ["\u0085", "\u2028", "\u2029", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\r"])
+def test_only_a_newline_ends_a_line_of_an_account_file(char: str) -> None:
+    users = parse_passwd(f"agent:x:1200:1300:A{char}B:/:/bin/sh\nnext:x:7:8::/:/bin/sh\n".encode())
+    assert [(user.name, user.uid) for user in users] == [("agent", 1200), ("next", 7)]

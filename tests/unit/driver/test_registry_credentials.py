@@ -202,3 +202,11 @@ def test_nothing_of_a_credential_is_represented() -> None:
     assert REGISTRY in shown
     for secret in (*found.secrets, "ann"):
         assert secret not in shown
+
+
+@pytest.mark.parametrize("name", ["http://[bad", "[bad", "https://[::1", "http://[v1.x]y"])
+async def test_a_key_that_is_no_address_hides_no_other_login(tmp_path: Path, name: str) -> None:
+    entries = {name: {"auth": auth("bob", "other")}, f"https://{REGISTRY}/v1/": {"auth": auth("ann", PASSWORD)}}
+    found = logins(tmp_path, {"auths": entries})
+    assert sent(await found.find(REGISTRY))["username"] == "ann"
+    assert await found.find("docker.io") is None
