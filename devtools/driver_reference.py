@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, cast
 from devtools.environment import ROOT
 from driver_docker.cli import main as command_line
 from driver_docker.cli_options import flag_of
-from driver_docker.config import DriverConfig, load_config, variables_of
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config, variables_of
 from driver_docker.engine import (
     ContainerFacts,
     ContainerSpec,

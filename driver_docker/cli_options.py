@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin
 
 import click
 
-from driver_docker.config import CONFIG_VARIABLE, DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import CONFIG_VARIABLE, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The driver's configuration: one model, three sources (flags over environment over file), unknown keys refused.
+"""The driver's configuration: one model, unknown keys refused. Where it comes from is `config_sources`' subject.
 
 Keys and defaults follow compute-driver contract 7.3; keys of our own are marked. A key that exists in the contract but
 is not offered by this driver is read, so that its name is known, and refused when it is set.
@@ -6,36 +6,21 @@ is not offered by this driver is read, so that its name is known, and refused wh
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
-import json
-import os
 import re
-import tomllib
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from driver_docker.compatibility import CompatibilityMode
-from driver_docker.errors import ConfigurationError
 from driver_docker.handshake import OlderGateways
 from driver_docker.image_reference import ImageReferenceError, parse_reference
 from driver_docker.isolation_backends import IsolationBackendTable, RegisteredBackend, check_selectable
 from driver_docker.upstream_proxy import ProxyKeys, check_proxy, check_spiffe_socket
 from openshell.isolation.documents import BUILT_IN_BACKEND
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-ENVIRONMENT_PREFIX: Final = "OPENSHELL_DOCKER_DRIVER_"
-"""Environment variable of a key: this prefix and the key's name in upper case; tables are JSON there."""
-CONFIG_VARIABLE: Final = "OPENSHELL_DOCKER_DRIVER_CONFIG"
-"""Where the TOML file is, when no flag says so."""
-SHARED_SOCKET_VARIABLE: Final = "OPENSHELL_COMPUTE_DRIVER_SOCKET"
-_SHARED_VARIABLES: Final = {"bind_socket": (SHARED_SOCKET_VARIABLE,), "log_level": ("OPENSHELL_LOG_LEVEL",)}
 
 DEFAULT_REQUIRED_LABELS: Final = {
     "openshell.ai/sandbox-attachable": "true",
@@ -308,100 +293,3 @@ class DriverConfig(_Table):
     def namespace_dir(self) -> Path:
         """Where the records of this driver's namespace are."""
         return self.state_dir / self.sandbox_label
-
-
-def default_state_dir(environment: Mapping[str, str]) -> Path:
-    """The records' folder when none is configured (compute-driver contract 5.1)."""
-    base = environment.get("XDG_STATE_HOME")
-    root = Path(base) if base else Path(environment.get("HOME") or "/root") / ".local" / "state"
-    return root / "openshell" / "docker-sandbox-tokens"
-
-
-def load_config(
-    flags: Mapping[str, Any],
-    *,
-    file: Path | None = None,
-    environment: Mapping[str, str] | None = None,
-    defaults: Mapping[str, Any] | None = None,
-) -> DriverConfig:
-    """Merge flags, environment and file, in this order of precedence.
-
-    Args:
-        flags: Keys given on the command line; absent ones are `None`.
-        file: A TOML file whose top level is the driver's table.
-        environment: The process's environment.
-        defaults: What holds where no source names a key, before the model's own defaults.
-
-    Raises:
-        ConfigurationError: Naming the key, where it came from, and what it should be.
-    """
-    surroundings = os.environ if environment is None else environment
-    merged: dict[str, Any] = {"state_dir": default_state_dir(surroundings), **(defaults or {})}
-    if file is not None:
-        merged |= _from_file(file)
-    merged |= _from_environment(surroundings)
-    merged |= {key: value for key, value in flags.items() if value is not None}
-    try:
-        return DriverConfig.model_validate(merged)
-    except ValidationError as error:
-        raise ConfigurationError(_explained(error)) from None
-
-
-def variables_of(key: str) -> tuple[str, ...]:
-    """The environment variables of a key; the first that is set and not empty counts.
-
-    `OPENSHELL_COMPUTE_DRIVER_SOCKET` is also the gateway's own variable for where it dials (compute-driver contract
-    7.1), so this driver's own variable goes before it.
-    """
-    return (ENVIRONMENT_PREFIX + key.upper(), *_SHARED_VARIABLES.get(key, ()))
-
-
-def _from_environment(surroundings: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key in DriverConfig.model_fields:
-        text = next((surroundings[name] for name in variables_of(key) if surroundings.get(name)), "")
-        if not text:
-            continue
-        if key == "log_level":
-            text = text.lower()
-        found[key] = _json_table(key, text) if text.startswith("{") else text
-    known = {ENVIRONMENT_PREFIX + key.upper() for key in DriverConfig.model_fields} | {CONFIG_VARIABLE}
-    for name in sorted(surroundings):
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigurationError(f"unknown environment variable {name}{hint}")
-    return found
-
-
-def _json_table(key: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise ConfigurationError(f"{key}: the environment holds a table that is not JSON") from None
-
-
-def _from_file(file: Path) -> dict[str, Any]:
-    try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
-    except OSError as error:
-        raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from error
-
-
-def _explained(error: ValidationError) -> str:
-    """One clause for each fault; values are not repeated, since a key may hold a secret."""
-    clauses = []
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
-        key = ".".join(str(part) for part in fault["loc"]) or "configuration"
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(fault["loc"][-1]), DriverConfig.model_fields, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            clauses.append(f"unknown key {key}{hint}")
-        elif fault["type"] == "missing":
-            clauses.append(f"{key} must be set")
-        else:
-            clauses.append(f"{key}: {fault['msg'].removeprefix('Value error, ')}")
-    return "; ".join(clauses)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from driver_docker.bind_socket import check_path
-from driver_docker.config import SHARED_SOCKET_VARIABLE, PullPolicy, variables_of
+from driver_docker.config import PullPolicy
+from driver_docker.config_sources import SHARED_SOCKET_VARIABLE, variables_of
 from driver_docker.engine import EngineAbsentError, EngineError
 from driver_docker.engine_address import candidates, try_all
 from driver_docker.errors import ConfigurationError, DriverError

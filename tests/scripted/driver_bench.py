@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from docker.errors import NotFound
 
-from driver_docker.config import DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config
 from driver_docker.engine_docker import DockerEngine
 from driver_docker.serve import Driver
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb

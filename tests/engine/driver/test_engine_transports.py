@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
-from driver_docker.config import DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineUnreachableError
 from driver_docker.engine_address import find_engine
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from driver_docker.config import DriverConfig, PullPolicy, default_state_dir, load_config
+from driver_docker.config import DriverConfig, PullPolicy
+from driver_docker.config_sources import default_state_dir, load_config
 from driver_docker.errors import ConfigurationError
 
 BASE = {"bind_socket": Path("/run/x/d.sock")}

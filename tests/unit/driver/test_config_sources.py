@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from driver_docker.config import CONFIG_VARIABLE, DriverConfig, load_config, variables_of
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import CONFIG_VARIABLE, load_config, variables_of
 from driver_docker.errors import ConfigurationError
 
 SOCKET = {"OPENSHELL_DOCKER_DRIVER_BIND_SOCKET": "/run/own/d.sock"}

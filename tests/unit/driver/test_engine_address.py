@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineIncompatibleError, EngineUnreachableError
 from driver_docker.engine_address import candidates, find_engine
 from driver_docker.engine_wire import engine_info

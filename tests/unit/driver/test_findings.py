@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from driver_docker.config import DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineInfo, ImageFacts
 from driver_docker.engine_host import HostFacts, host_facts
 from driver_docker.findings import (

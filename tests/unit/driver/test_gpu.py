@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from driver_docker import encode
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineInfo
 from driver_docker.engine_wire import engine_info
 from driver_docker.errors import DriverError

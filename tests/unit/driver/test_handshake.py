@@ -25,7 +25,7 @@ from driver_docker.capabilities import (
     check_peer,
     offered_capabilities,
 )
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineInfo
 from driver_docker.errors import STATUS_TEXT_LIMIT_BYTES, PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways
@@ -162,7 +162,7 @@ def test_the_last_gateway_that_fits_is_remembered() -> None:
 
 def _capabilities_of_a_new_process(labels: str, seed: int) -> bytes:
     code = (
-        "import sys, tomllib; from driver_docker import encode; from driver_docker.config import load_config;"
+        "import sys, tomllib; from driver_docker import encode; from driver_docker.config_sources import load_config;"
         "flags = {'bind_socket': '/run/d.sock', 'resource_admission': {'required_labels': tomllib.loads(sys.argv[1])}};"
         "answer = encode.capabilities(load_config(flags, environment={}));"
         "sys.stdout.buffer.write(answer.SerializeToString(deterministic=True))"

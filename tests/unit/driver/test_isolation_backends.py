@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted.compute_gateway import launch_authentication, sandbox
 
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.documents import LaunchDocuments, build_documents
 from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus, ImageFacts
 from driver_docker.errors import ConfigurationError, PreconditionError

@@ -13,7 +13,7 @@ from structlog.testing import capture_logs
 
 from driver_docker.capabilities import CONTRACT_CAPABILITY, Peer
 from driver_docker.compatibility import IncompatibleError
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineAbsentError, EngineUnreachableError, ImageFacts
 from driver_docker.errors import PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways

@@ -11,7 +11,7 @@ import pytest
 
 from driver_docker import labels
 from driver_docker.bind_socket import NAMESPACE_LOCK, FileLock
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.engine import (
     ContainerFacts,
     ContainerRow,

@@ -9,7 +9,7 @@ import pytest
 
 from driver_docker.capabilities import GUARANTEES, SUPPORTED_CAPABILITIES
 from driver_docker.compatibility import RULES
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.errors import PreconditionError
 from driver_docker.isolation_backends import BACKEND_SOCKET_DIR
 from driver_docker.quantities import parse_limits

@@ -12,7 +12,8 @@ import pytest
 from scripted.compute_gateway import sandbox
 
 from driver_docker import encode
-from driver_docker.config import DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config
 from driver_docker.engine import (
     ContainerFacts,
     ContainerStatus,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from driver_docker.config import ENVIRONMENT_PREFIX, DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import ENVIRONMENT_PREFIX, load_config
 from driver_docker.systemd_notify import notify
 
 FOLDER = Path(__file__).parents[3] / "driver_docker" / "systemd"

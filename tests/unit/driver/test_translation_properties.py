@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from driver_docker.config import load_config
+from driver_docker.config_sources import load_config
 from driver_docker.driver_config import decode_driver_config
 from driver_docker.engine import ImageFacts
 from driver_docker.engine_wire import container_body

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from driver_docker.config import DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config
 from driver_docker.errors import ConfigurationError
 from driver_docker.supervisor_files import SupervisorFileError, SupervisorFiles, read_supervisor_files
 from driver_docker.upstream_proxy import proxy_arguments, spiffe_binds, spiffe_environment

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_docker import labels
-from driver_docker.config import DriverConfig, load_config
+from driver_docker.config import DriverConfig
+from driver_docker.config_sources import load_config
 from driver_docker.engine import (
     ContainerFacts,
     ContainerStatus,

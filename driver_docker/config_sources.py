@@ -1,0 +1,122 @@
+"""Where the driver's configuration comes from: flags over environment over file, and words for what is wrong there."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from driver_docker.config import DriverConfig
+from driver_docker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENVIRONMENT_PREFIX: Final = "OPENSHELL_DOCKER_DRIVER_"
+"""Environment variable of a key: this prefix and the key's name in upper case; tables are JSON there."""
+CONFIG_VARIABLE: Final = "OPENSHELL_DOCKER_DRIVER_CONFIG"
+"""Where the TOML file is, when no flag says so."""
+SHARED_SOCKET_VARIABLE: Final = "OPENSHELL_COMPUTE_DRIVER_SOCKET"
+_SHARED_VARIABLES: Final = {"bind_socket": (SHARED_SOCKET_VARIABLE,), "log_level": ("OPENSHELL_LOG_LEVEL",)}
+
+
+def default_state_dir(environment: Mapping[str, str]) -> Path:
+    """The records' folder when none is configured (compute-driver contract 5.1)."""
+    base = environment.get("XDG_STATE_HOME")
+    root = Path(base) if base else Path(environment.get("HOME") or "/root") / ".local" / "state"
+    return root / "openshell" / "docker-sandbox-tokens"
+
+
+def load_config(
+    flags: Mapping[str, Any],
+    *,
+    file: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> DriverConfig:
+    """Merge flags, environment and file, in this order of precedence.
+
+    Args:
+        flags: Keys given on the command line; absent ones are `None`.
+        file: A TOML file whose top level is the driver's table.
+        environment: The process's environment.
+        defaults: What holds where no source names a key, before the model's own defaults.
+
+    Raises:
+        ConfigurationError: Naming the key, where it came from, and what it should be.
+    """
+    surroundings = os.environ if environment is None else environment
+    merged: dict[str, Any] = {"state_dir": default_state_dir(surroundings), **(defaults or {})}
+    if file is not None:
+        merged |= _from_file(file)
+    merged |= _from_environment(surroundings)
+    merged |= {key: value for key, value in flags.items() if value is not None}
+    try:
+        return DriverConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigurationError(_explained(error)) from None
+
+
+def variables_of(key: str) -> tuple[str, ...]:
+    """The environment variables of a key; the first that is set and not empty counts.
+
+    `OPENSHELL_COMPUTE_DRIVER_SOCKET` is also the gateway's own variable for where it dials (compute-driver contract
+    7.1), so this driver's own variable goes before it.
+    """
+    return (ENVIRONMENT_PREFIX + key.upper(), *_SHARED_VARIABLES.get(key, ()))
+
+
+def _from_environment(surroundings: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in DriverConfig.model_fields:
+        text = next((surroundings[name] for name in variables_of(key) if surroundings.get(name)), "")
+        if not text:
+            continue
+        if key == "log_level":
+            text = text.lower()
+        found[key] = _json_table(key, text) if text.startswith("{") else text
+    known = {ENVIRONMENT_PREFIX + key.upper() for key in DriverConfig.model_fields} | {CONFIG_VARIABLE}
+    for name in sorted(surroundings):
+        if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ConfigurationError(f"unknown environment variable {name}{hint}")
+    return found
+
+
+def _json_table(key: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigurationError(f"{key}: the environment holds a table that is not JSON") from None
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            return tomllib.load(stream)
+    except OSError as error:
+        raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from error
+
+
+def _explained(error: ValidationError) -> str:
+    """One clause for each fault; values are not repeated, since a key may hold a secret."""
+    clauses = []
+    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+        key = ".".join(str(part) for part in fault["loc"]) or "configuration"
+        if fault["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(fault["loc"][-1]), DriverConfig.model_fields, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            clauses.append(f"unknown key {key}{hint}")
+        elif fault["type"] == "missing":
+            clauses.append(f"{key} must be set")
+        else:
+            clauses.append(f"{key}: {fault['msg'].removeprefix('Value error, ')}")
+    return "; ".join(clauses)
