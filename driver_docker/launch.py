@@ -182,12 +182,13 @@ class Launcher:
     async def _create(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan) -> ContainerFacts:
         """Volumes, then both containers; the workload's fence is checked before anything secret goes near it."""
         await together(
-            self.creator.create_volume(plan.channel_volume),
-            self.creator.create_volume(plan.supervisor_volume),
-            self._services.save_files(sandbox, _retained(request, plan).to_files()),
+            self.creator.create_volume(plan.channel_volume), self.creator.create_volume(plan.supervisor_volume)
         )
-        workload_id, supervisor_id = await together(
-            self.creator.create_container(plan.workload), self.creator.create_container(plan.supervisor)
+        # The files are for a later start, so nothing waits for the disk here that does not wait for the engine anyway.
+        workload_id, supervisor_id, _ = await together(
+            self.creator.create_container(plan.workload),
+            self.creator.create_container(plan.supervisor),
+            self._services.save_files(sandbox, _retained(request, plan).to_files()),
         )
         sandbox.record = replace(
             sandbox.record, workload_id=workload_id, supervisor_id=supervisor_id, image_id=plan.workload.image
