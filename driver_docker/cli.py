@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import structlog
 
 from driver_docker import cli_reports
 from driver_docker.cli_options import OutputFormat, config_options, load
+from driver_docker.config import LogLevel
 from driver_docker.errors import ConfigurationError, DriverError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main() -> None:
 
     Exit codes: 0 fine, 1 a fault was found or the driver failed, 2 the configuration cannot be used.
     """
-    configure_log("warning")
+    configure_log(LogLevel.WARN)
 
 
 @main.command()
@@ -50,7 +50,7 @@ def main() -> None:
 def serve(config_file: Path | None, output: str, **flags: Any) -> None:
     """Serve openshell.compute.v1 on a Unix socket until SIGTERM."""
     config = load(flags, file=config_file, serves=True)
-    configure_log(config.log_level.value)
+    configure_log(config.log_level)
     from driver_docker.serve import serve as run
 
     def announce(line: str) -> None:
@@ -65,7 +65,7 @@ for _command in (cli_reports.check, cli_reports.sandboxes, cli_reports.exits, cl
     main.add_command(_command)
 
 
-def configure_log(level: str) -> None:
+def configure_log(level: LogLevel) -> None:
     """Structured lines on standard error: JSON, or readable where that is a terminal."""
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -78,7 +78,7 @@ def configure_log(level: str) -> None:
         shared += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     structlog.configure(
         processors=shared,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(level.own),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )

@@ -7,16 +7,19 @@ is not offered by this driver is read, so that its name is known, and refused wh
 from __future__ import annotations
 
 import ipaddress
+import logging
+import posixpath
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from driver_docker.compatibility import CompatibilityMode
 from driver_docker.handshake import OlderGateways
+from driver_docker.http_address import check_http_address
 from driver_docker.image_reference import ImageReferenceError, parse_reference
 from driver_docker.isolation_backends import IsolationBackendTable, RegisteredBackend, check_selectable
 from driver_docker.upstream_proxy import ProxyKeys, check_proxy, check_spiffe_socket
@@ -29,6 +32,8 @@ DEFAULT_REQUIRED_LABELS: Final = {
 _RESERVED_ADMISSION_KEYS: Final = frozenset(
     {"openshell.ai/managed-by", "openshell.ai/gateway-id", "openshell.ai/sandbox-workspace"}
 )
+DEFAULT_SECURE_ENDPOINT: Final = "https://127.0.0.1:17670"
+"""Where supervisors reach the gateway when `guest_tls_ca` is all that is said of it."""
 WORKSPACE_PLACEHOLDER: Final = "${workspace}"
 _LABEL_VALUE: Final = re.compile(r"([A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?)?")
 _LABEL_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -65,12 +70,26 @@ class PublicDetail(StrEnum):
 
 
 class LogLevel(StrEnum):
-    """Threshold of the driver's own log and of the containers' `OPENSHELL_LOG_LEVEL`."""
+    """Threshold of the driver's own log and of the containers' `OPENSHELL_LOG_LEVEL`.
 
+    The words are those that gateways and other components know, since the variable is everybody's; `warning` is taken
+    too.
+    """
+
+    TRACE = "trace"
     DEBUG = "debug"
     INFO = "info"
-    WARNING = "warning"
+    WARN = "warn"
     ERROR = "error"
+
+    @classmethod
+    def _missing_(cls, value: object) -> LogLevel | None:
+        return cls.WARN if value == "warning" else None
+
+    @property
+    def own(self) -> int:
+        """The level in Python's logging, which knows nothing below debug."""
+        return logging.DEBUG if self is LogLevel.TRACE else logging.getLevelNamesMapping()[self.value.upper()]
 
 
 class _Table(BaseModel):
@@ -105,7 +124,7 @@ class DriverConfig(_Table):
     bind_socket: Path
     """Where the driver serves (ours; `--bind-socket`, `OPENSHELL_COMPUTE_DRIVER_SOCKET`)."""
     state_dir: Path
-    """Owner-only folder of records (ours); default `$XDG_STATE_HOME/openshell/docker-sandbox-tokens`."""
+    """Owner-only folder of records (ours), absolute; default `$XDG_STATE_HOME/openshell/docker-sandbox-tokens`."""
     socket_path: str | None = None
     """Docker's API socket or a `unix://`, `tcp://`, `ssh://` address; found by itself when absent."""
     docker_context: str | None = None
@@ -119,7 +138,7 @@ class DriverConfig(_Table):
     sandbox_label: str = "default"
     """The namespace that separates this driver's containers from those of others on the same engine."""
     grpc_endpoint: str = "http://127.0.0.1:17670"
-    """Where supervisors reach the gateway."""
+    """Where supervisors reach the gateway; by default with `https` where `guest_tls_ca` is set."""
     default_image: str = "nvcr.io/nvidia/base/ubuntu:24.04"
     """Workload image where the caller names none."""
     image_pull_policy: PullPolicy = PullPolicy.IF_NOT_PRESENT
@@ -131,7 +150,7 @@ class DriverConfig(_Table):
     guest_tls_ca: Path | None = None
     """PEM file of the CA that supervisors trust for an https `grpc_endpoint`; needed there, refused otherwise."""
     ssh_socket_path: str = "/run/openshell/ssh.sock"
-    """The supervisor's `OPENSHELL_SSH_SOCKET_PATH`."""
+    """The supervisor's `OPENSHELL_SSH_SOCKET_PATH`, an absolute path in its container."""
     sandbox_pids_limit: Annotated[int, Field(ge=1, le=2**31 - 1)] = 2048
     """Most processes and threads in a workload container."""
     app_armor_profile: str | None = None
@@ -209,6 +228,20 @@ class DriverConfig(_Table):
             raise ValueError(f"must be an image reference: {error.why}") from None
         return value
 
+    @field_validator("state_dir")
+    @classmethod
+    def _state_dir(cls, value: Path) -> Path:
+        if not value.is_absolute():
+            raise ValueError("must be an absolute path: every command must find the same records from any folder")
+        return value
+
+    @field_validator("ssh_socket_path")
+    @classmethod
+    def _ssh_socket(cls, value: str) -> str:
+        if not value.startswith("/") or posixpath.normpath(value) != value or not value.isprintable():
+            raise ValueError("must be an absolute, normalised path in the supervisor's container")
+        return value
+
     @field_validator("app_armor_profile")
     @classmethod
     def _app_armor(cls, value: str | None) -> str | None:
@@ -224,12 +257,18 @@ class DriverConfig(_Table):
     @field_validator("grpc_endpoint")
     @classmethod
     def _endpoint(cls, value: str) -> str:
-        parts = urlsplit(value)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            raise ValueError("must be http://host:port or https://host:port")
-        if not parts.port:
-            raise ValueError("must name a port other than 0")
+        check_http_address(value)
+        if urlsplit(value).port is None:
+            raise ValueError("must name a port")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_endpoint(cls, values: Any) -> Any:
+        """The gateway on this machine, encrypted where its CA is known (compute-driver contract 5.2 item 3)."""
+        if isinstance(values, dict) and values.get("grpc_endpoint") is None and values.get("guest_tls_ca") is not None:
+            return values | {"grpc_endpoint": DEFAULT_SECURE_ENDPOINT}
+        return values
 
     @model_validator(mode="after")
     def _together(self) -> Self:

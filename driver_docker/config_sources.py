@@ -22,13 +22,18 @@ ENVIRONMENT_PREFIX: Final = "OPENSHELL_DOCKER_DRIVER_"
 CONFIG_VARIABLE: Final = "OPENSHELL_DOCKER_DRIVER_CONFIG"
 """Where the TOML file is, when no flag says so."""
 SHARED_SOCKET_VARIABLE: Final = "OPENSHELL_COMPUTE_DRIVER_SOCKET"
+TABLES: Final = frozenset({"resource_admission", "isolation_backends"})
+"""Keys whose value is a table."""
 _SHARED_VARIABLES: Final = {"bind_socket": (SHARED_SOCKET_VARIABLE,), "log_level": ("OPENSHELL_LOG_LEVEL",)}
 
 
 def default_state_dir(environment: Mapping[str, str]) -> Path:
     """The records' folder when none is configured (compute-driver contract 5.1)."""
     base = environment.get("XDG_STATE_HOME")
-    root = Path(base) if base else Path(environment.get("HOME") or "/root") / ".local" / "state"
+    # A relative path there is to be ignored, as the XDG specification has it.
+    root = (
+        Path(base) if base and base.startswith("/") else Path(environment.get("HOME") or "/root") / ".local" / "state"
+    )
     return root / "openshell" / "docker-sandbox-tokens"
 
 
@@ -79,7 +84,7 @@ def _from_environment(surroundings: Mapping[str, str]) -> dict[str, Any]:
             continue
         if key == "log_level":
             text = text.lower()
-        found[key] = _json_table(key, text) if text.startswith("{") else text
+        found[key] = _json_table(key, text) if key in TABLES else text
     known = {ENVIRONMENT_PREFIX + key.upper() for key in DriverConfig.model_fields} | {CONFIG_VARIABLE}
     for name in sorted(surroundings):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in known:
@@ -92,7 +97,7 @@ def _from_environment(surroundings: Mapping[str, str]) -> dict[str, Any]:
 def _json_table(key: str, text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ConfigurationError(f"{key}: the environment holds a table that is not JSON") from None
 
 

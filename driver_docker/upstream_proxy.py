@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from driver_docker.http_address import check_http_address
+
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
 
@@ -52,29 +54,18 @@ def check_proxy(keys: ProxyKeys) -> None:
             if value:
                 raise ValueError(f"{key} needs https_proxy")
         return
-    parts = urlsplit(keys.https_proxy)
-    if "@" in parts.netloc:
-        raise ValueError("https_proxy must not hold credentials; put them into proxy_auth_file")
-    _check_proxy_address(keys.https_proxy)
+    try:
+        check_http_address(keys.https_proxy)
+    except ValueError as error:
+        advice = "; put them into proxy_auth_file" if "credentials" in str(error) else ""
+        raise ValueError(f"https_proxy {error}{advice}") from None
     if keys.no_proxy is not None and (not keys.no_proxy.strip() or not keys.no_proxy.isprintable()):
         raise ValueError("no_proxy must be a list such as 'localhost,10.0.0.0/8'")
-    if keys.proxy_auth_file and parts.scheme == "http" and not keys.proxy_auth_allow_insecure:
+    if keys.proxy_auth_file and urlsplit(keys.https_proxy).scheme == "http" and not keys.proxy_auth_allow_insecure:
         raise ValueError(
             "proxy_auth_file would send credentials unencrypted to an http:// https_proxy; "
             "use https:// or set proxy_auth_allow_insecure"
         )
-
-
-def _check_proxy_address(address: str) -> None:
-    parts = urlsplit(address)
-    try:
-        port = parts.port
-    except ValueError:
-        raise ValueError("https_proxy names a port beyond 65535") from None
-    plain = parts.path in {"", "/"} and not parts.query and not parts.fragment
-    printable = address.isprintable() and not any(char.isspace() for char in address)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0 or not plain or not printable:
-        raise ValueError("https_proxy must be http://host:port or https://host:port")
 
 
 def check_spiffe_socket(socket: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,27 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
         ({"grpc_endpoint": "127.0.0.1:1"}, "grpc_endpoint"),
         ({"grpc_endpoint": "http://127.0.0.1:0"}, "port"),
         ({"grpc_endpoint": "https://127.0.0.1:1"}, "guest_tls_ca is needed"),
-        ({"guest_tls_ca": "/ca.pem"}, "guest_tls_ca is refused"),
+        ({"guest_tls_ca": "/ca.pem", "grpc_endpoint": "http://127.0.0.1:1"}, "guest_tls_ca is refused"),
+        ({"grpc_endpoint": "http://127.0.0.1"}, "grpc_endpoint: must name a port"),
+        ({"grpc_endpoint": "http://user:hunter2@127.0.0.1:1"}, "grpc_endpoint: must not hold credentials"),
+        ({"grpc_endpoint": "http://127.0.0.1:1/x"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://127.0.0.1:1?token=hunter2"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://127.0.0.1:1?"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://127.0.0.1:1#hunter2"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://ho st:1"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://127.0.0.1:1\n"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://host\\evil:1"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://[hunter2:1"}, "grpc_endpoint: must be http"),
+        ({"grpc_endpoint": "http://127.0.0.1:70000"}, "grpc_endpoint: names a port"),
+        ({"grpc_endpoint": "http://127.0.0.1:x"}, "grpc_endpoint: names a port"),
+        ({"state_dir": "state"}, "state_dir: must be an absolute path"),
+        ({"state_dir": "~/state"}, "state_dir: must be an absolute path"),
+        ({"state_dir": ""}, "state_dir: must be an absolute path"),
+        ({"ssh_socket_path": ""}, "ssh_socket_path: must be an absolute"),
+        ({"ssh_socket_path": "run/ssh.sock"}, "ssh_socket_path: must be an absolute"),
+        ({"ssh_socket_path": "/run/../ssh.sock"}, "ssh_socket_path: must be an absolute"),
+        ({"ssh_socket_path": "/run/a\nb"}, "ssh_socket_path: must be an absolute"),
+        ({"log_level": "loud"}, "log_level"),
         ({"guest_tls_key": "/key.pem"}, "guest_tls_key is not supported"),
         ({"staging": "downstream"}, "staging"),
         ({"app_armor_profile": "nonsense"}, "app_armor_profile"),
@@ -73,6 +94,31 @@ def test_wrong_values_are_refused_by_name(values: dict[str, Any], word: str) -> 
     with pytest.raises(ConfigurationError) as refused:
         load_config(merged, environment={})
     assert word in refused.value.message
+    assert "hunter2" not in refused.value.message
+
+
+def test_a_gateway_whose_ca_is_known_is_reached_encrypted() -> None:
+    assert load().grpc_endpoint == "http://127.0.0.1:17670"
+    secure = load(guest_tls_ca="/ca.pem")
+    assert (secure.grpc_endpoint, secure.host_gateway_ip) == ("https://127.0.0.1:17670", "127.0.0.1")
+    assert load(guest_tls_ca="/ca.pem", grpc_endpoint="https://gw:1").grpc_endpoint == "https://gw:1"
+
+
+@pytest.mark.parametrize(
+    ("word", "told", "own"),
+    [
+        ("trace", "trace", logging.DEBUG),
+        ("debug", "debug", logging.DEBUG),
+        ("info", "info", logging.INFO),
+        ("warn", "warn", logging.WARNING),
+        ("warning", "warn", logging.WARNING),
+        ("error", "error", logging.ERROR),
+    ],
+)
+def test_levels_are_the_words_that_gateways_and_components_share(word: str, told: str, own: int) -> None:
+    level = load_config(BASE, environment={"OPENSHELL_LOG_LEVEL": word}).log_level
+    assert (level.value, level.own) == (told, own)
+    assert load(log_level=word).log_level is level
 
 
 def test_a_secret_in_a_wrong_key_is_not_repeated(tmp_path: Path) -> None:
@@ -112,6 +158,7 @@ def test_the_gateways_address_is_known_only_for_ipv4(endpoint: str, expected: st
     ("environment", "expected"),
     [
         ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/openshell/docker-sandbox-tokens"),
+        ({"XDG_STATE_HOME": "s", "HOME": "/h"}, "/h/.local/state/openshell/docker-sandbox-tokens"),
         ({"HOME": "/h"}, "/h/.local/state/openshell/docker-sandbox-tokens"),
     ],
 )

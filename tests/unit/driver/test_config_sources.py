@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from driver_docker.cli_options import flag_of
 from driver_docker.config import DriverConfig
-from driver_docker.config_sources import CONFIG_VARIABLE, load_config, variables_of
+from driver_docker.config_sources import CONFIG_VARIABLE, TABLES, load_config, variables_of
 from driver_docker.errors import ConfigurationError
 
 SOCKET = {"OPENSHELL_DOCKER_DRIVER_BIND_SOCKET": "/run/own/d.sock"}
@@ -27,7 +28,7 @@ def test_the_drivers_own_variable_goes_before_the_one_that_a_gateway_reads_too()
 
 
 def test_levels_may_be_written_large() -> None:
-    assert load(SOCKET | {"OPENSHELL_LOG_LEVEL": "WARNING"}).log_level.value == "warning"
+    assert load(SOCKET | {"OPENSHELL_LOG_LEVEL": "WARNING"}).log_level.value == "warn"
     own = {"OPENSHELL_DOCKER_DRIVER_LOG_LEVEL": "Error", "OPENSHELL_LOG_LEVEL": "debug"}
     assert load(SOCKET | own).log_level.value == "error"
 
@@ -39,6 +40,25 @@ def test_a_table_is_json_in_the_environment() -> None:
     with pytest.raises(ConfigurationError, match="resource_admission") as refused:
         load(SOCKET | {"OPENSHELL_DOCKER_DRIVER_RESOURCE_ADMISSION": '{"secret": s3cr3t}'})
     assert "s3cr3t" not in refused.value.message
+
+
+def test_a_table_may_be_a_list_in_the_environment() -> None:
+    table = '[{"name": "acme", "kind": "unix", "socket_path": "/run/acme/b.sock"}]'
+    assert set(load(SOCKET | {"OPENSHELL_DOCKER_DRIVER_ISOLATION_BACKENDS": table}).isolation_backends) == {"acme"}
+    with pytest.raises(ConfigurationError, match="isolation_backends: the environment holds a table that is not JSON"):
+        load(SOCKET | {"OPENSHELL_DOCKER_DRIVER_ISOLATION_BACKENDS": "[" * 100_000})
+
+
+def test_only_a_table_is_json_in_the_environment() -> None:
+    assert {key for key in DriverConfig.model_fields if flag_of(key) is None} == TABLES
+    made = load(
+        SOCKET
+        | {
+            "OPENSHELL_DOCKER_DRIVER_HTTPS_PROXY": "http://proxy:1",
+            "OPENSHELL_DOCKER_DRIVER_NO_PROXY": "[2001:db8::1],localhost",
+        }
+    )
+    assert made.no_proxy == "[2001:db8::1],localhost"
 
 
 def test_an_empty_variable_is_none() -> None:
