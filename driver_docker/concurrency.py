@@ -53,6 +53,36 @@ def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
+async def uninterrupted(coroutine: Coroutine[Any, Any, A]) -> A:
+    """Await a coroutine to its end, however often the awaiting task is cancelled meanwhile.
+
+    Raises:
+        asyncio.CancelledError: It was cancelled; the coroutine has come to its end all the same.
+    """
+    task = asyncio.create_task(coroutine)
+    await settled(task)
+    return task.result()
+
+
+async def settled(future: asyncio.Future[Any]) -> None:
+    """Return once a future is done. It is neither cancelled nor left with the awaiting task.
+
+    Raises:
+        asyncio.CancelledError: The awaiting task was cancelled, once or more; the future is done all the same.
+    """
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return
+    if not future.cancelled():
+        future.exception()  # retrieved, so that it is not reported as forgotten
+    raise cancelled
+
+
 class Background:
     """Tasks that outlive the call that started them; all are awaited at the end."""
 

@@ -11,6 +11,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from driver_docker.concurrency import settled
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -37,8 +39,8 @@ class WorkerPool:
 
         Args:
             call: The blocking callable.
-            to_the_end: When the awaiting task is cancelled, wait for the call's end before the cancellation is raised,
-                so that whatever the call made exists or does not, and cannot appear later.
+            to_the_end: When the awaiting task is cancelled, however often, wait for the call's end before the
+                cancellation is raised, so that whatever the call made exists or does not, and cannot appear later.
 
         Raises:
             RuntimeError: The pool is closed.
@@ -71,13 +73,8 @@ class WorkerPool:
         future.add_done_callback(self._pending.discard)
         if not to_the_end:
             return await future
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # retrieved, so that it is not reported as forgotten
-            raise
+        await settled(future)
+        return future.result()
 
     def _submit(self, job: Callable[[], None]) -> None:
         with self._lock:

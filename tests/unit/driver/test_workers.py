@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from driver_docker.concurrency import Background, together
+from driver_docker.concurrency import Background, together, uninterrupted
 from driver_docker.errors import DriverError, public_text
 from driver_docker.workers import WorkerPool
 
@@ -47,7 +47,8 @@ async def test_no_more_threads_run_than_allowed() -> None:
     pool.close()
 
 
-async def test_a_call_to_the_end_is_awaited_though_its_caller_is_cancelled() -> None:
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_a_call_to_the_end_is_awaited_however_often_its_caller_is_cancelled(times: int) -> None:
     pool = WorkerPool("t", max_threads=1)
     begun, gate, done = threading.Event(), threading.Event(), threading.Event()
 
@@ -59,14 +60,66 @@ async def test_a_call_to_the_end_is_awaited_though_its_caller_is_cancelled() -> 
     task = asyncio.create_task(pool.run(work, to_the_end=True))
     while not begun.is_set():  # noqa: ASYNC110 - a thread cannot set an asyncio event
         await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.sleep(0)
+    for _ in range(times):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
     assert not task.done()
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert done.is_set()
     pool.close()
+
+
+async def test_a_call_to_the_end_whose_caller_was_cancelled_ends_with_its_pool_at_the_latest() -> None:
+    pool = WorkerPool("t", max_threads=1)
+    gate = threading.Event()
+    task = asyncio.create_task(pool.run(lambda: gate.wait(10), to_the_end=True))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    pool.close(abandoned=DriverError("given up"))
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gate.set()
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_what_is_uninterrupted_comes_to_its_end_before_the_cancellation_is_raised(times: int) -> None:
+    gate, steps = asyncio.Event(), list[str]()
+
+    async def conclude() -> None:
+        await gate.wait()
+        steps.append("told")
+
+    async def outer() -> None:
+        await uninterrupted(conclude())
+        steps.append("went on")
+
+    task = asyncio.create_task(outer())
+    await asyncio.sleep(0)
+    for _ in range(times):
+        task.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert not task.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert steps == ["told"]
+
+
+async def test_what_is_uninterrupted_gives_its_result_and_raises_its_error() -> None:
+    async def answer() -> int:
+        return 42
+
+    async def fail() -> None:
+        raise DriverError("told")
+
+    assert await uninterrupted(answer()) == 42
+    with pytest.raises(DriverError, match="told"):
+        await uninterrupted(fail())
 
 
 async def test_one_failure_ends_what_runs_beside_it_and_is_raised_alone() -> None:
