@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
 from google.protobuf.message import Message
 
@@ -29,7 +29,10 @@ NO_LOGS_TEXT = "this gateway keeps no sandbox logs"
 """Warning of a watch that asks for logs."""
 
 PAGE_LIMIT_BYTES = 2 * 1024 * 1024
-"""Specs that one page of a listing carries at most; clients read messages of up to 4 MiB."""
+"""Size at which a page of a listing is cut; clients read messages of up to 4 MiB."""
+
+_READ_AT_ONCE = 64
+"""Records that a listing holds in memory at the same time, beside those that it answers with."""
 
 _Work = Callable[[], Awaitable[bytes]]
 _TERMINAL = (Phase.READY, Phase.ERROR, Phase.COMPLETED, Phase.STOPPED)
@@ -111,9 +114,7 @@ class UserService:
     async def list_sandboxes(self, request: openshell_pb2.ListSandboxesRequest, _call: Call) -> Message:
         """A page of sandboxes, oldest first."""
         page, token = await read_page(self._states.store, requests.page_of(request))
-        return openshell_pb2.ListSandboxesResponse(
-            sandboxes=[encoding.to_sandbox(record) for record in page], next_page_token=token
-        )
+        return openshell_pb2.ListSandboxesResponse(sandboxes=page, next_page_token=token)
 
     async def delete_sandbox(self, request: openshell_pb2.DeleteSandboxRequest, call: Call) -> Message:
         """Delete a sandbox; `allow_missing` makes its absence no fault."""
@@ -212,30 +213,28 @@ class UserService:
         raise AssertionError(f"no stream event for {item.content}")
 
 
-async def read_page(store: SandboxStore, page: Page) -> tuple[list[SandboxRecord], str]:
-    """The records of a page and the token of the next one, empty when there is none."""
-    found: list[SandboxRecord] = []
-    after = page.after
-    while len(found) <= page.size:
-        batch = await store.page(workspace=page.workspace, after=after, limit=page.size + 1)
-        found += [record for record in batch if page.matches(record.labels)]
-        if len(batch) <= page.size:
-            break
-        after = position(batch[-1])
-    kept = _that_fit(found[: page.size])
-    more = len(found) > len(kept)
-    found = found[: len(kept)]
-    return found, page.token(position(found[-1])) if more else ""
+async def read_page(store: SandboxStore, page: Page) -> tuple[list[openshell_pb2.Sandbox], str]:
+    """The sandboxes of a page and the token of the next one, empty when there is none.
 
-
-def _that_fit(records: Sequence[SandboxRecord]) -> Sequence[SandboxRecord]:
-    """As many as one message can carry, at least one."""
+    A page that one message could not carry is cut, down to a single sandbox.
+    """
+    found: list[openshell_pb2.Sandbox] = []
     total = 0
-    for count, record in enumerate(records):
-        total += len(record.spec)
-        if count and total > PAGE_LIMIT_BYTES:
-            return records[:count]
-    return records
+    after = end = page.after
+    while True:
+        batch = await store.page(workspace=page.workspace, after=after, limit=_READ_AT_ONCE)
+        for record in batch:
+            if not page.matches(record.labels):
+                continue
+            public = encoding.to_sandbox(record)
+            total += public.ByteSize()
+            if end is not None and (len(found) == page.size or (found and total > PAGE_LIMIT_BYTES)):
+                return found, page.token(end)
+            found.append(public)
+            end = position(record)
+        if len(batch) < _READ_AT_ONCE:
+            return found, ""
+        after = position(batch[-1])
 
 
 def _response(record: SandboxRecord) -> openshell_pb2.SandboxResponse:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway_embedded import requests
 from gateway_embedded.errors import InvalidRequestError
-from gateway_embedded.sandboxes import Launch, Phase, Provisioning, SandboxRecord, SandboxStatus
+from gateway_embedded.sandboxes import Condition, Launch, Phase, Provisioning, SandboxRecord, SandboxStatus
 from gateway_embedded.store import PagePosition, SandboxStore
 from gateway_embedded.user_service import read_page
 from openshell.wire.datamodel.v1.datamodel_pb2 import AllWorkspaces, WorkspaceSelector
@@ -38,7 +39,7 @@ def record(index: int, age: int, labels: Mapping[str, str], workspace: str) -> S
 @given(
     st.lists(
         st.tuples(st.integers(0, 5), st.sampled_from(["red", "blue"]), st.sampled_from(["default", "default", "w"])),
-        max_size=25,
+        max_size=90,
     ),
     st.integers(1, 7),
     st.sampled_from(["", "team=red", "team!=red", "team", "!team"]),
@@ -70,13 +71,34 @@ def test_pages_hold_everything_that_matches_once_and_in_order(
             page, token = await read_page(store, requests.page_of(request))
             assert len(page) <= size
             assert len(page) == size or not token
-            found += [item.name for item in page]
+            found += [item.metadata.name for item in page]
             if not token:
                 break
         await store.close()
         return found
 
     assert asyncio.run(read()) == expected
+
+
+async def test_a_page_is_cut_by_all_that_it_carries() -> None:
+    """Labels, annotations and conditions count as much as specs do."""
+    large = record(0, 0, {f"{'p' * 250}/k{number}": "v" * 63 for number in range(256)}, "default")
+    words = tuple(Condition(type=f"T{number}", status="True", message="m" * 30_000) for number in range(4))
+    large = replace(large, annotations={"a": "x" * 32_000}).with_status(conditions=words)
+    store = SandboxStore("sqlite://")
+    await store.open()
+    for index in range(40):
+        await store.insert(replace(large, id=str(uuid.UUID(int=index + 1)), name=f"s{index}"), None)
+    request = pb.ListSandboxesRequest(workspace_scope=WorkspaceSelector(workspace="default"))
+    names: list[str] = []
+    while True:
+        page, request.page_token = await read_page(store, requests.page_of(request))
+        assert pb.ListSandboxesResponse(sandboxes=page).ByteSize() < 4 * 1024 * 1024
+        names += [item.metadata.name for item in page]
+        if not request.page_token:
+            break
+    await store.close()
+    assert names == [f"s{index}" for index in range(40)]
 
 
 @given(st.integers(0, 2**63 - 1), st.uuids())
