@@ -15,6 +15,7 @@ from driver_docker.gpu import GpuRequest, gpu_request
 from driver_docker.quantities import ResourceLimits, parse_limits
 from driver_docker.sandbox_ids import is_sandbox_id
 from openshell.isolation.documents import DocumentError, LaunchAuthentication, MainProcessSpec
+from openshell.isolation.json_fields import dump_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +49,9 @@ _MAX_NAME_BYTES: Final = 253
 _MAX_LOG_LEVEL_BYTES: Final = 64
 _MAX_STRING_BYTES: Final = 128 * 1024 - 1
 """Longest `NAME=value` and longest argument that Linux lets a process start with."""
+_MAX_ENVIRONMENT_BYTES: Final = 512 * 1024
+"""Of a whole environment as JSON: half of what the documents that carry it may be, so that each can be read again."""
+_MAX_LABELS_BYTES: Final = 64 * 1024
 _MAIN_PROCESS_VARIABLE: Final = "OPENSHELL_MAIN_PROCESS_SPEC"
 
 
@@ -180,6 +184,8 @@ def _gpu(spec: pb.DriverSandboxSpec, devices: tuple[str, ...]) -> GpuRequest | N
 
 
 def _checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    if len(dump_json(dict(labels))) > _MAX_LABELS_BYTES:
+        raise InvalidRequestError(f"template.labels are too large: as JSON they may have {_MAX_LABELS_BYTES} bytes")
     for key in labels:
         if not key or "\0" in key or "\0" in labels[key]:
             raise InvalidRequestError("template.labels holds an empty key or a NUL")
@@ -195,7 +201,12 @@ def _child_environment(template: Mapping[str, str], spec: Mapping[str, str]) -> 
             raise InvalidRequestError(
                 f"environment variable {name[:64]!r} is too long: name and value may have {_MAX_STRING_BYTES - 1} bytes"
             )
-    return {name: value for name, value in sorted(merged.items()) if name not in PROTECTED_ENVIRONMENT}
+    environment = {name: value for name, value in sorted(merged.items()) if name not in PROTECTED_ENVIRONMENT}
+    if len(dump_json(environment)) > _MAX_ENVIRONMENT_BYTES:
+        raise InvalidRequestError(
+            f"environment is too large: all names and values together, as JSON, may have {_MAX_ENVIRONMENT_BYTES} bytes"
+        )
+    return environment
 
 
 def _main_process(spec: pb.DriverSandboxSpec) -> MainProcessSpec:
@@ -214,6 +225,9 @@ def _main_process(spec: pb.DriverSandboxSpec) -> MainProcessSpec:
 
 
 def _selector(text: str, what: str) -> str:
-    if text != text.strip() or not text.isprintable() or ":" in text:
-        raise InvalidRequestError(f"spec.workload_identity.{what} must be a name or number without white space or ':'")
+    if text != text.strip() or not text.isprintable() or ":" in text or len(text.encode()) > _MAX_NAME_BYTES:
+        raise InvalidRequestError(
+            f"spec.workload_identity.{what} must be a name or number of at most {_MAX_NAME_BYTES} bytes, without white "
+            "space or ':'"
+        )
     return text

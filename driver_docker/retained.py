@@ -8,7 +8,6 @@ its last file, the credentials, makes it count.
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
@@ -26,7 +25,7 @@ from openshell.isolation.documents import (
     RuntimeDescriptor,
     WorkloadIdentity,
 )
-from openshell.isolation.json_fields import Fields
+from openshell.isolation.json_fields import Fields, dump_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
     from driver_docker.records import RecordStore, SandboxRecord
 
 _VERSION: Final = 1
+_CREATE_AGAIN: Final = "delete it and create it again"
+"""What helps where the create's own decisions are lost: no request brings them again."""
+_START_WITH_NEW: Final = "start it with launch_authentication, or delete it and create it again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +61,7 @@ class RetainedLaunch:
         return {
             records.MAIN_PROCESS_FILE: self.main_process.to_json(),
             records.WORKSPACE_ROOT_FILE: self.workspace_root.encode(),
-            records.RETAINED_FILE: json.dumps(body).encode(),
+            records.RETAINED_FILE: dump_json(body),
         }
 
     @classmethod
@@ -69,9 +71,10 @@ class RetainedLaunch:
         Raises:
             PreconditionError: A file is missing or damaged; the text names it.
         """
-        main_process = _needed(store, sandbox_id, records.MAIN_PROCESS_FILE)
-        root = _needed(store, sandbox_id, records.WORKSPACE_ROOT_FILE)
-        body = _needed(store, sandbox_id, records.RETAINED_FILE)
+        main_process, root, body = (
+            _needed(store, sandbox_id, name, cure=_CREATE_AGAIN)
+            for name in (records.MAIN_PROCESS_FILE, records.WORKSPACE_ROOT_FILE, records.RETAINED_FILE)
+        )
         try:
             fields = Fields.parse(body, records.RETAINED_FILE)
             fields.integer("version", minimum=_VERSION, maximum=_VERSION)
@@ -84,7 +87,7 @@ class RetainedLaunch:
                 child_environment=_texts(fields.take("child_environment")),
             )
         except (DocumentError, ValueError) as error:
-            raise _damaged(sandbox_id, "its retained launch") from error
+            raise _damaged(sandbox_id, "its retained launch", cure=_CREATE_AGAIN) from error
 
     def as_request(self, record: SandboxRecord) -> LaunchRequest:
         """The request as far as it is known; enough to plan a new supervisor."""
@@ -139,13 +142,20 @@ class CommittedLaunch:
         Raises:
             PreconditionError: There is none, or its files do not belong together; the text names what is missing.
         """
-        auth = _needed(store, sandbox_id, records.AUTH_FILE)
-        bootstrap = _needed(store, sandbox_id, records.BOOTSTRAP_FILE)
-        descriptor = _needed(store, sandbox_id, records.DESCRIPTOR_FILE)
+        auth, bootstrap, descriptor, certificate, key = (
+            _needed(store, sandbox_id, name, cure=_START_WITH_NEW)
+            for name in (
+                records.AUTH_FILE,
+                records.BOOTSTRAP_FILE,
+                records.DESCRIPTOR_FILE,
+                records.CERTIFICATE_FILE,
+                records.KEY_FILE,
+            )
+        )
         found = LaunchDocuments(
             bootstrap=bootstrap,
-            server_certificate=_needed(store, sandbox_id, records.CERTIFICATE_FILE),
-            server_key=_needed(store, sandbox_id, records.KEY_FILE),
+            server_certificate=certificate,
+            server_key=key,
             descriptor=descriptor,
             auth_bundle=auth,
         )
@@ -154,11 +164,11 @@ class CommittedLaunch:
             boundary = BoundaryBootstrap.from_json(bootstrap)
             described = RuntimeDescriptor.from_json(descriptor)
         except DocumentError as error:
-            raise _damaged(sandbox_id, "its committed launch input") from error
+            raise _damaged(sandbox_id, "its committed launch input", cure=_START_WITH_NEW) from error
         sessions = {bundle.session_id, boundary.session_id, described.session_id}
         generations = {bundle.runtime_generation, boundary.generation, described.generation}
         if len(sessions) != 1 or len(generations) != 1:
-            raise _damaged(sandbox_id, "its committed launch input")
+            raise _damaged(sandbox_id, "its committed launch input", cure=_START_WITH_NEW)
         return cls(documents=found, auth=bundle, session_id=boundary.session_id, generation=boundary.generation)
 
 
@@ -179,18 +189,12 @@ def _texts(value: object) -> dict[str, str]:
     return value
 
 
-def _needed(store: RecordStore, sandbox_id: str, name: str) -> bytes:
+def _needed(store: RecordStore, sandbox_id: str, name: str, *, cure: str) -> bytes:
     data = store.read_file(sandbox_id, name)
     if data is None:
-        raise PreconditionError(
-            f"sandbox {sandbox_id} cannot be started: {name} of its last launch is missing; start it with "
-            "launch_authentication, or delete it and create it again"
-        )
+        raise PreconditionError(f"sandbox {sandbox_id} cannot be started: {name} of its last launch is missing; {cure}")
     return data
 
 
-def _damaged(sandbox_id: str, what: str) -> PreconditionError:
-    return PreconditionError(
-        f"sandbox {sandbox_id} cannot be started: {what} is damaged; start it with launch_authentication, or delete it "
-        "and create it again"
-    )
+def _damaged(sandbox_id: str, what: str, *, cure: str) -> PreconditionError:
+    return PreconditionError(f"sandbox {sandbox_id} cannot be started: {what} is damaged; {cure}")

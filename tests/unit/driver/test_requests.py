@@ -106,6 +106,7 @@ def _set(path: str, value: Any) -> Callable[[pb.DriverSandbox], None]:
         (lambda m: m.spec.command.append(""), INVALID, "command"),
         (_set("spec.workload_identity.user", "a:b"), INVALID, "user"),
         (_set("spec.workload_identity.group", " x"), INVALID, "group"),
+        (_set("spec.workload_identity.group", "x" * 254), INVALID, "group"),
         (_set("spec.launch_authentication", b"{}"), INVALID, "launch_authentication"),
         (_set("spec.launch_authentication", b"\xff"), INVALID, "launch_authentication"),
     ],
@@ -155,6 +156,30 @@ def test_what_linux_could_not_start_is_refused_at_once() -> None:
     wanted.spec.command.append("z" * 256)
     with pytest.raises(InvalidRequestError, match=r"spec\.command is too long"):
         decode(wanted)
+
+
+def test_an_environment_that_a_start_could_not_read_again_is_refused_at_once() -> None:
+    wanted = sandbox("image:1")
+    wanted.spec.environment.update({f"V{number}": "ü" * 50_000 for number in range(4)})
+    assert len(decode(wanted).child_environment) == 4  # 400 kB as text and as JSON
+    wanted.spec.environment.update({f"W{number}": "x" * 100_000 for number in range(2)})
+    with pytest.raises(InvalidRequestError, match="environment is too large"):
+        decode(wanted)
+    wanted = sandbox("image:1")
+    wanted.spec.environment.update({f"V{number}": "\x01" * 30_000 for number in range(4)})  # six bytes each in JSON
+    with pytest.raises(InvalidRequestError, match="environment is too large"):
+        decode(wanted)
+    wanted = sandbox("image:1", environment={"OPENSHELL_TLS_KEY": "x" * 100_000})
+    assert decode(wanted).child_environment == {}
+
+
+def test_labels_are_bounded_since_every_list_of_containers_holds_them() -> None:
+    longest = {"team": "ü" * (32 * 1024 - 6)}
+    assert decode(sandbox("image:1", labels=longest)).labels == longest
+    with pytest.raises(InvalidRequestError, match=r"template\.labels are too large"):
+        decode(sandbox("image:1", labels=longest | {"more": "1"}))
+    with pytest.raises(InvalidRequestError, match=r"template\.labels are too large"):
+        decode(sandbox("image:1", labels={f"key-{number}": "" for number in range(10_000)}))
 
 
 @pytest.mark.parametrize(("count", "expected"), [(None, None), (0, None), (2, 2)])

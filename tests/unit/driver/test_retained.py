@@ -2,22 +2,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted.compute_gateway import SECRET, launch_authentication
+from scripted.compute_gateway import SECRET, launch_authentication, sandbox
 
 from driver_docker import records
-from driver_docker.documents import build_documents
+from driver_docker.documents import LaunchDocuments, build_documents
 from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.errors import PreconditionError, RecordError
 from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+from driver_docker.requests import decode_sandbox
 from driver_docker.retained import CommittedLaunch, RetainedLaunch, committed_files
 from driver_docker.services import now
-from openshell.isolation.documents import IdentitySource, MainProcessSpec, WorkloadIdentity
+from openshell.isolation.documents import BoundaryBootstrap, IdentitySource, MainProcessSpec, WorkloadIdentity
 from openshell.isolation.tls import issue_session_tls
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 IDENTITY = WorkloadIdentity(
     uid=1200, gid=1300, supplementary_gids=(1400,), source=IdentitySource.IMAGE, resource_digest="sha256:1"
@@ -56,17 +60,21 @@ def store(tmp_path: Path) -> RecordStore:
     return made
 
 
-def commit(store: RecordStore, *, generation: str = "g-1") -> None:
+def documents_of(generation: str, *, child_environment: Mapping[str, str]) -> LaunchDocuments:
     launch = launch_authentication(generation=generation)
-    built = build_documents(
+    return build_documents(
         sandbox_id="s-1",
         launch=launch,
         tls=issue_session_tls(launch.supervisor.session_id),
         identity=IDENTITY,
         workload=FACTS,
-        child_environment={},
+        child_environment=child_environment,
         host_gateway_ip=None,
     )
+
+
+def commit(store: RecordStore, *, generation: str = "g-1") -> None:
+    built = documents_of(generation, child_environment={})
     store.commit_files("s-1", committed_files(built), last=records.AUTH_FILE)
 
 
@@ -86,6 +94,35 @@ def test_what_a_create_decided_is_read_back(
     assert RetainedLaunch.read(store, "s-1") == kept
 
 
+def test_the_largest_environment_that_is_accepted_is_read_back(store: RecordStore) -> None:
+    """Its JSON is the largest one too: letters that plain JSON would write as six bytes, and such that must be."""
+    for value in ("ü" * 60_000, "\x01" * 19_000):
+        wanted = sandbox("i:1")
+        wanted.spec.environment.update({f"V{number}": value for number in range(4)})
+        request = decode_sandbox(wanted, namespace="default", allow_driver_config=False)
+        kept = retained(child_environment=request.child_environment)
+        store.save_files("s-1", kept.to_files())
+        assert RetainedLaunch.read(store, "s-1") == kept
+        built = documents_of("g-1", child_environment=request.child_environment)
+        assert dict(BoundaryBootstrap.from_json(built.bootstrap).child_env) == request.child_environment
+
+
+def test_new_credentials_are_advised_only_where_they_would_help(store: RecordStore) -> None:
+    for name in retained().to_files():
+        store.save_files("s-1", retained().to_files())
+        store.remove_files("s-1", [name])
+        with pytest.raises(PreconditionError) as missing:
+            RetainedLaunch.read(store, "s-1")
+        store.save_files("s-1", {name: b"\xff"})
+        with pytest.raises(PreconditionError) as damaged:
+            RetainedLaunch.read(store, "s-1")
+        for refused in (missing, damaged):
+            assert refused.value.message.endswith("; delete it and create it again")
+            assert "launch_authentication" not in refused.value.message
+    with pytest.raises(PreconditionError, match="start it with launch_authentication, or delete it"):
+        CommittedLaunch.read(store, "s-1")
+
+
 def test_what_is_missing_or_damaged_is_named_and_never_quoted(store: RecordStore) -> None:
     for name in retained().to_files():
         files = retained().to_files()
@@ -94,7 +131,7 @@ def test_what_is_missing_or_damaged_is_named_and_never_quoted(store: RecordStore
         store.save_files("s-1", files)
         with pytest.raises(PreconditionError, match=name):
             RetainedLaunch.read(store, "s-1")
-    damaged = retained().to_files()[records.RETAINED_FILE].replace(b'"uid": 1200', b'"uid": -1')
+    damaged = retained().to_files()[records.RETAINED_FILE].replace(b'"uid":1200', b'"uid":-1')
     store.save_files("s-1", retained().to_files() | {records.RETAINED_FILE: damaged})
     with pytest.raises(PreconditionError, match="damaged") as refused:
         RetainedLaunch.read(store, "s-1")
