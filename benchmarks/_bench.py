@@ -18,6 +18,7 @@ from benchmarks import _by_hand
 from benchmarks._launches import Signer, driver_sandbox, gateway_metadata
 from benchmarks._observers import BareEvents, DriverWatch
 from benchmarks._processes import Driver, gateway_and_driver
+from benchmarks._stand_ins import stand_ins
 from openshell import OpenShell
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from openshell.wire.compute.v1 import compute_driver_pb2_grpc as rpc
@@ -67,22 +68,24 @@ class Bench:
 
 
 @contextlib.contextmanager
-def open_bench(say: Callable[[str], None]) -> Iterator[Bench]:
+def open_bench(say: Callable[[str], None], *, with_stand_ins: bool = False) -> Iterator[Bench]:
     """Start everything; afterwards the engine is as it was.
 
     Args:
         say: Shows what is being done.
+        with_stand_ins: Launch images whose programs do nothing, instead of the real ones.
     """
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    workload, runtime, supervisor = images = (os.environ[IMAGES[0]], os.environ[IMAGES[1]], os.environ[IMAGES[2]])
+    real = (os.environ[IMAGES[0]], os.environ[IMAGES[1]], os.environ[IMAGES[2]])
     namespace = f"bench-{secrets.token_hex(4)}"
     engine = docker.APIClient(base_url=host, version="auto", timeout=120)
     try:
         with (
+            stand_ins(engine, real) if with_stand_ins else contextlib.nullcontext(real) as images,
             tempfile.TemporaryDirectory(prefix="openshell-bench-") as folder,
             gateway_and_driver(
-                Path(folder), docker_host=host, namespace=namespace, workload=workload, runtime=runtime,
-                supervisor=supervisor,
+                Path(folder), docker_host=host, namespace=namespace, workload=images[0], runtime=images[1],
+                supervisor=images[2],
             ) as (endpoint, process),
             grpc.insecure_channel(f"unix:{process.socket}") as channel,
             OpenShell(endpoint) as client,

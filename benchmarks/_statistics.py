@@ -27,8 +27,8 @@ class Comparison:
     baseline_name: str
     ours: tuple[float, ...]
     baseline: tuple[float, ...]
-    limit: float
-    """Highest ratio of the medians that is accepted."""
+    limit: float | None
+    """Highest ratio of the medians that is accepted; None where it is only shown."""
     limit_p95: float | None = None
     """Highest ratio of the 95th percentiles that is accepted; None where they are only shown."""
     unit: str = "ms"
@@ -46,7 +46,10 @@ class Comparison:
     @property
     def is_within(self) -> bool:
         """Whether every limit is kept."""
-        return self.ratio <= self.limit and (self.limit_p95 is None or self.ratio_p95 <= self.limit_p95)
+        return all(
+            limit is None or ratio <= limit
+            for ratio, limit in ((self.ratio, self.limit), (self.ratio_p95, self.limit_p95))
+        )
 
     def to_json(self) -> dict[str, object]:
         """Everything about it, for a program."""
@@ -71,7 +74,7 @@ class Comparison:
     def rows(self) -> list[tuple[str, ...]]:
         """What the table shows of it: ours, then the baseline."""
         ours, baseline = (self._figures(values) for values in (self.ours, self.baseline))
-        ratio, limit = f"{self.ratio:.2f}", f"{self.limit:.2f}"
+        ratio, limit = f"{self.ratio:.2f}", "" if self.limit is None else f"{self.limit:.2f}"
         p95 = ("", "") if self.limit_p95 is None else (f"p95 {self.ratio_p95:.2f}", f"{self.limit_p95:.2f}")
         return [(self.name, *ours, ratio, limit), (f"  {self.baseline_name}", *baseline, *p95)]
 
@@ -118,12 +121,18 @@ def table(title: str, measures: Sequence[Measure]) -> Table:
     for heading in ("measure", "n", "median", "p95", "ratio", "limit", "verdict"):
         shown.add_column(heading, justify="left" if heading in {"measure", "verdict"} else "right")
     for one in measures:
-        verdict = "[green]within[/]" if one.is_within else "[bold red]over[/]"
+        verdict = _verdict(one)
         first, *others = one.rows()
         shown.add_row(*first, verdict, end_section=not others)
         for row in others:
             shown.add_row(*row, end_section=True, style="dim")
     return shown
+
+
+def _verdict(one: Measure) -> str:
+    if one.limit is None:
+        return ""
+    return "[green]within[/]" if one.is_within else "[bold red]over[/]"
 
 
 def _rounded(value: float) -> float:

@@ -11,8 +11,10 @@ loss
     From SIGKILL of a Ready sandbox's supervisor until the driver's watch delivers the verdict, against the moment a
     bare events reader sees the ``die``.
 burst
-    Many sandboxes asked for at once, against the same containers made by hand in as many threads: the time until all
-    run, and each sandbox's own time from the creation of its workload until both of its containers run.
+    Many sandboxes asked for at once, against the same containers made by hand, one after the other and in as many
+    threads: the time until all run, and each sandbox's own time from the creation of its workload until both of its
+    containers run. Once with programs that do nothing, which measures driver and engine, and once with the real ones,
+    whose own work slows down what queues behind them.
 watches
     What the driver's process holds more after a thousand watches were opened and cancelled.
 idle
@@ -60,13 +62,16 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[Measure
     """
     chosen: Sequence[Subject] = options.only or tuple(Subject)
     measures: list[Measure] = []
+    if Subject.BURST in chosen:
+        with open_bench(say, with_stand_ins=True) as bench:
+            measures += _burst.measure(bench, options.burst_size, guests="idle", is_judged=True)
     with open_bench(say) as bench:
+        if Subject.BURST in chosen:
+            measures += _burst.measure(bench, options.burst_size, guests="real", is_judged=False)
         if Subject.CREATE in chosen:
             measures += _create.measure(bench, options.rounds)
         if Subject.LOSS in chosen:
             measures += _loss.measure(bench, options.rounds)
-        if Subject.BURST in chosen:
-            measures += _burst.measure(bench, options.burst_size)
         if Subject.WATCHES in chosen:
             measures += _watches.measure(bench)
         if Subject.IDLE in chosen:  # last, for it stops the driver
