@@ -5,8 +5,15 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from driver_docker.errors import InvalidRequestError, PreconditionError, SandboxExistsError, SandboxNotFoundError
+from driver_docker.errors import (
+    InvalidRequestError,
+    PreconditionError,
+    SandboxExistsError,
+    SandboxNotFoundError,
+    UnreadableRecordError,
+)
 from driver_docker.records import RecordPhase
 
 if TYPE_CHECKING:
@@ -20,11 +27,15 @@ _MAX_EVENTS = 64
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sandbox:
-    """One live entry. Its fields belong to the event loop; who changes the engine holds `lock`."""
+    """One live entry. Its fields belong to the event loop; `turns` says who may act on it, and when."""
 
     record: SandboxRecord
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held for a turn; the same one as long as entries of this id follow each other."""
     launch_task: asyncio.Task[None] | None = None
+    """The launch or start that is or was under way."""
+    unsaved: bool = False
+    """Whether the disk refused the last write of the record: it is tried again at each look."""
     workload: ContainerFacts | None = None
     """The last inspect of the workload container."""
     events: dict[str, list[EngineEvent]] = field(default_factory=dict)
@@ -69,6 +80,13 @@ class Sandbox:
         self.judged.discard(container_id)
         self.fenced[container_id] = stream
 
+    def forget(self, container_id: str) -> None:
+        """Drop what was remembered of a container that is gone for good; what is still told of it is of no interest."""
+        self.events.pop(container_id, None)
+        self.intentional.discard(container_id)
+        self.judged.discard(container_id)
+        self.fenced.pop(container_id, None)
+
     def is_old(self, event: EngineEvent, *, stream: int) -> bool:
         """Whether an event is of a container's earlier run. The engine tells the end of a run before the next start.
 
@@ -106,6 +124,13 @@ class SandboxTable:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Sandbox] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.unreadable: dict[str, str] = {}
+        """Sandboxes whose record cannot be read, with the reason: they are here, but cannot be told about."""
+
+    def lock_of(self, sandbox_id: str) -> asyncio.Lock:
+        """The lock of an id, whether or not there is an entry: one and the same as long as anybody has it."""
+        return self._locks.setdefault(sandbox_id, asyncio.Lock())
 
     def __len__(self) -> int:
         """How many there are."""
@@ -119,18 +144,24 @@ class SandboxTable:
         """Reserve an id.
 
         Raises:
-            SandboxExistsError: It is taken, by a running, stopped or failed sandbox.
+            SandboxExistsError: It is taken, by a running, stopped or failed sandbox, or by one that cannot be read.
         """
+        if why := self.unreadable.get(record.sandbox_id):
+            raise SandboxExistsError(f"sandbox {record.sandbox_id} already exists: {why}")
         if record.sandbox_id in self._by_id:
             raise SandboxExistsError(f"sandbox {record.sandbox_id} already exists; delete it before creating it again")
-        sandbox = Sandbox(record=record)
+        sandbox = Sandbox(record=record, lock=self.lock_of(record.sandbox_id))
         self._by_id[record.sandbox_id] = sandbox
         return sandbox
 
     def discard(self, sandbox: Sandbox) -> None:
         """Forget an entry; a newer one with the same id stays."""
-        if self._by_id.get(sandbox.sandbox_id) is sandbox:
+        if self.holds(sandbox):
             del self._by_id[sandbox.sandbox_id]
+
+    def holds(self, sandbox: Sandbox) -> bool:
+        """Whether this very entry is still there; another one with its id is another sandbox."""
+        return self._by_id.get(sandbox.sandbox_id) is sandbox
 
     def by_id(self, sandbox_id: str) -> Sandbox | None:
         """The entry with this id."""
@@ -141,12 +172,14 @@ class SandboxTable:
 
         Raises:
             InvalidRequestError: Neither is given.
-            SandboxNotFoundError: There is none.
+            SandboxNotFoundError: There is none, for certain.
+            UnreadableRecordError: There is one, or may be one, whose record cannot be read.
             PreconditionError: Several workspaces hold a sandbox of this name.
         """
         if sandbox_id:
             found = self._by_id.get(sandbox_id)
             if found is None:
+                self._check_readable(sandbox_id, self.unreadable.get(sandbox_id))
                 raise SandboxNotFoundError(f"sandbox {sandbox_id} does not exist here")
             return found
         if not name:
@@ -154,7 +187,16 @@ class SandboxTable:
         named = [sandbox for sandbox in self._by_id.values() if sandbox.record.name == name]
         live = [sandbox for sandbox in named if sandbox.record.phase is not RecordPhase.DELETING] or named
         if not live:
+            self._check_readable(f"named {name}", next(iter(self.unreadable.values()), None))
             raise SandboxNotFoundError(f"no sandbox is named {name} here")
         if len(live) > 1:
             raise PreconditionError(f"{len(live)} sandboxes are named {name}; give the id", reason="AmbiguousName")
         return live[0]
+
+    @staticmethod
+    def _check_readable(which: str, why: str | None) -> None:
+        if why is not None:
+            raise UnreadableRecordError(
+                f"sandbox {which}: {why}; it is left as it is. Repair the file and restart the driver, or delete the "
+                "sandbox by its id"
+            )

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -56,7 +57,7 @@ class Services:
     """Number of the engine's event stream that is read now; each reconnect gets the next."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
     disk: WorkerPool = field(default_factory=lambda: WorkerPool("records", max_threads=2))
-    _writes: dict[str, asyncio.Lock] = field(default_factory=dict)
+    _writes: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     @property
     def journal(self) -> ExitJournal:
@@ -78,19 +79,34 @@ class Services:
     async def save(self, sandbox: Sandbox) -> None:
         """Write the record as it is when its turn comes: a later save never loses to an earlier one.
 
+        Like every write here, it comes to nothing for an entry that is not in the table any more: nothing may come
+        back to the folder of a sandbox that was deleted, or that another one has followed.
+
         Raises:
             RecordError: The disk refused.
         """
-        async with self._writes.setdefault(sandbox.sandbox_id, asyncio.Lock()):
-            record = sandbox.record
+        async with self._writing(sandbox.sandbox_id):
+            if not self.table.holds(sandbox):
+                return
+            record, sandbox.unsaved = sandbox.record, True
             await self.disk.run(lambda: self.store.save(record), to_the_end=True)
+            sandbox.unsaved = False
 
     async def save_quietly(self, sandbox: Sandbox) -> None:
-        """Write the record; a disk that refuses is logged, because what is recorded has happened all the same."""
+        """Write the record; a disk that refuses is logged, because what is recorded has happened all the same.
+
+        It is tried again at each look.
+        """
         try:
             await self.save(sandbox)
         except RecordError as error:
             self.log_of(sandbox).error("record not written", error=error.message)
+
+    async def save_unsaved(self) -> None:
+        """Write the records that the disk refused before."""
+        for sandbox in self.table:
+            if sandbox.unsaved:
+                await self.save_quietly(sandbox)
 
     async def save_files(self, sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
         """Write launch files of a sandbox.
@@ -98,7 +114,7 @@ class Services:
         Raises:
             RecordError: The disk refused.
         """
-        await self.disk.run(lambda: self.store.save_files(sandbox.sandbox_id, files), to_the_end=True)
+        await self._change(sandbox, lambda: self.store.save_files(sandbox.sandbox_id, files))
 
     async def commit_files(self, sandbox: Sandbox, files: Mapping[str, bytes], *, last: str) -> None:
         """Replace a set of launch files that count together.
@@ -106,50 +122,64 @@ class Services:
         Raises:
             RecordError: The disk refused; the set does not count.
         """
-        await self.disk.run(lambda: self.store.commit_files(sandbox.sandbox_id, files, last=last), to_the_end=True)
+        await self._change(sandbox, lambda: self.store.commit_files(sandbox.sandbox_id, files, last=last))
 
-    async def remove_files(self, sandbox: Sandbox, names: Iterable[str]) -> None:
+    async def remove_files(self, sandbox: Sandbox, names: Iterable[str]) -> bool:
         """Remove launch files; a disk that refuses is logged.
 
         They go again with the whole folder.
+
+        Returns:
+            Whether they are gone.
         """
         try:
-            await self.disk.run(lambda: self.store.remove_files(sandbox.sandbox_id, names), to_the_end=True)
+            await self._change(sandbox, lambda: self.store.remove_files(sandbox.sandbox_id, names))
         except RecordError as error:
             self.log_of(sandbox).error("launch files not removed", error=error.message)
+            return False
+        return True
 
     async def record_exit(self, sandbox: Sandbox, verdict: Verdict, tail: str) -> None:
         """Write the record and append a verdict with its raw tail, to the sandbox's own and to the common journal."""
         await self.save_quietly(sandbox)
-        record, at, metadata = sandbox.record, now(), verdict.to_metadata()
+        at, metadata = now(), verdict.to_metadata()
+        entry = JournalEntry(
+            at=at,
+            sandbox_id=sandbox.sandbox_id,
+            name=sandbox.record.name,
+            workspace=sandbox.record.workspace,
+            message=verdict.message,
+            verdict=metadata,
+            tail=tail,
+        )
         self.metrics.exited(verdict)
-
-        def write() -> None:
-            self.store.add_exit(sandbox.sandbox_id, verdict=metadata, message=verdict.message, tail=tail, at=at)
-            self.journal.append(
-                JournalEntry(
-                    at=at,
-                    sandbox_id=record.sandbox_id,
-                    name=record.name,
-                    workspace=record.workspace,
-                    message=verdict.message,
-                    verdict=metadata,
-                    tail=tail,
-                )
-            )
-
+        own, message = sandbox.sandbox_id, verdict.message
         try:
-            await self.disk.run(write, to_the_end=True)
+            await self._change(
+                sandbox, lambda: self.store.add_exit(own, verdict=metadata, message=message, tail=tail, at=at)
+            )
+            await self.disk.run(lambda: self.journal.append(entry), to_the_end=True)
         except RecordError as error:
             self.log_of(sandbox).error("verdict not written", error=error.message)
 
     async def remove_record(self, sandbox_id: str) -> bool:
-        """Remove a sandbox's folder; whether there was one.
+        """Remove the folder of an id, and with it the entry if there is one; whether there was a folder.
 
         Raises:
-            RecordError: The disk refused.
+            RecordError: The disk refused; the entry stays.
         """
-        async with self._writes.setdefault(sandbox_id, asyncio.Lock()):
+        async with self._writing(sandbox_id):
             found = await self.disk.run(lambda: self.store.remove(sandbox_id), to_the_end=True)
-        self._writes.pop(sandbox_id, None)
+            if (sandbox := self.table.by_id(sandbox_id)) is not None:
+                self.table.discard(sandbox)  # before the next write of it has its turn
+            self.table.unreadable.pop(sandbox_id, None)
         return found
+
+    async def _change(self, sandbox: Sandbox, change: Callable[[], None]) -> None:
+        """Change files of an entry that is still in the table, one change after the other."""
+        async with self._writing(sandbox.sandbox_id):
+            if self.table.holds(sandbox):
+                await self.disk.run(change, to_the_end=True)
+
+    def _writing(self, sandbox_id: str) -> asyncio.Lock:
+        return self._writes.setdefault(sandbox_id, asyncio.Lock())
