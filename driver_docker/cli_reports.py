@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from driver_docker.engine_docker import DockerEngine
     from driver_docker.findings import Finding
     from driver_docker.leftovers import Removal, Survey
-    from driver_docker.overview import SandboxView
+    from driver_docker.overview import Overview
+    from driver_docker.records import UnreadableRecord
 
 EXITS_SHOWN = 20
 """How many verdicts `exits` shows."""
@@ -79,7 +80,7 @@ def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
     config = load(flags, file=config_file, serves=False)
     store = RecordStore(config.namespace_dir)
 
-    async def run() -> tuple[tuple[SandboxView, ...], str]:
+    async def run() -> tuple[Overview, str]:
         try:
             async with _engine(config) as engine:
                 return await look(store, config.sandbox_label, engine), ""
@@ -87,19 +88,21 @@ def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
             # The records alone are still worth showing.
             return await look(store, config.sandbox_label, None), error.public_message
 
-    views, trouble = asyncio.run(run())
+    found, trouble = asyncio.run(run())
     if output == _JSON:
         cli_output.print_json(
             {
                 "namespace": config.sandbox_label,
                 "driver_runs": is_locked(store.directory),
                 "engine_error": trouble,
-                "sandboxes": [view.to_json() for view in views],
+                "sandboxes": [view.to_json() for view in found.views],
+                "unreadable": [asdict(each) for each in found.unreadable],
             }
         )
         return
     if trouble:
         click.echo(f"the engine was not asked: {trouble}", err=True)
+    _print_unreadable(found.unreadable)
     rows = [
         (
             view.record.sandbox_id,
@@ -111,10 +114,16 @@ def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
             view.record.generation,
             view.ready.message,
         )
-        for view in views
+        for view in found.views
     ]
     head = ("ID", "NAME", "PHASE", "READY", "WORKLOAD", "SUPERVISOR", "GENERATION", "MESSAGE")
     cli_output.print_table(head, rows)
+
+
+def _print_unreadable(records: tuple[UnreadableRecord, ...]) -> None:
+    for each in records:
+        text = f"sandbox {each.sandbox_id} is left alone: {each.why}"
+        click.echo(cli_output.printable(text), err=True)
 
 
 @click.command()
@@ -171,9 +180,16 @@ def _print_removals(found: Survey, removals: tuple[Removal, ...], output: str, *
             for removal in removals
         ]
         cli_output.print_json(
-            {"dry_run": dry_run, "driver_runs": found.driver_runs, "foreign_left_alone": found.foreign, "items": items}
+            {
+                "dry_run": dry_run,
+                "driver_runs": found.driver_runs,
+                "foreign_left_alone": found.foreign,
+                "unreadable_left_alone": [asdict(each) for each in found.unreadable],
+                "items": items,
+            }
         )
         return
+    _print_unreadable(found.unreadable)
     rows = [
         (removal.leftover.kind.value, removal.leftover.name, removal.leftover.why, removal.error or done)
         for removal in removals

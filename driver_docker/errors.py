@@ -118,3 +118,9 @@ class RecordError(DriverError):
 
     default_reason = "BoundaryStateCreateFailed"
     default_status = StatusCode.INTERNAL
+
+
+class UnreadableRecordError(RecordError):
+    """A sandbox is here, but what is recorded of it cannot be read: nothing follows from that, least of all absence."""
+
+    default_reason = "RecordUnreadable"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from driver_docker.config import DriverConfig
     from driver_docker.engine import ContainerRow, Engine, VolumeFacts
-    from driver_docker.records import RecordStore, SandboxRecord
+    from driver_docker.records import RecordStore, SandboxRecord, StoredRecords, UnreadableRecord
 
 GRACE_SECONDS: Final = 60.0
 """How old a thing must be before it is removed beside a running driver."""
@@ -73,6 +73,8 @@ class Survey:
     leftovers: tuple[Leftover, ...]
     foreign: int
     driver_runs: bool
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    """Sandboxes whose record cannot be read; nothing of them is a leftover."""
 
 
 class Sweeper:
@@ -124,21 +126,21 @@ class Sweeper:
         own = [row for row in containers if labels.is_owned(row.labels, owner)]
         own_volumes = [volume for volume in volumes if labels.is_owned(volume.labels, owner)]
         foreign = len(containers) + len(volumes) - len(own) - len(own_volumes)
-        records = {record.sandbox_id: record for record in await asyncio.to_thread(self._store.load)}
+        stored = await asyncio.to_thread(self._store.load)
         if driver_runs:
-            found = await self._unknown_to_driver(own, own_volumes, records)
+            found = await self._unknown_to_driver(own, own_volumes, stored.known)
         else:
-            found = await self._unused(own, own_volumes, records)
-        return Survey(leftovers=tuple(found), foreign=foreign, driver_runs=driver_runs)
+            found = await self._unused(own, own_volumes, stored)
+        return Survey(leftovers=tuple(found), foreign=foreign, driver_runs=driver_runs, unreadable=stored.unreadable)
 
     async def _unknown_to_driver(
-        self, own: list[ContainerRow], volumes: list[VolumeFacts], records: dict[str, SandboxRecord]
+        self, own: list[ContainerRow], volumes: list[VolumeFacts], known: frozenset[str]
     ) -> list[Leftover]:
         present = now()
         found = []
         for row in own:
             sandbox_id = row.labels.get(labels.SANDBOX_ID, "")
-            if not sandbox_id or sandbox_id in records:
+            if not sandbox_id or sandbox_id in known:
                 continue
             with contextlib.suppress(EngineAbsentError):
                 facts = await self._engine.inspect_container(row.container_id)
@@ -146,25 +148,32 @@ class Sweeper:
                     found.append(_container(row, "no record of its sandbox"))
         for volume in volumes:
             sandbox_id = volume.labels.get(labels.SANDBOX_ID, "")
-            if sandbox_id and sandbox_id not in records and _is_old(volume.created_at, present):
+            if sandbox_id and sandbox_id not in known and _is_old(volume.created_at, present):
                 found.append(_volume(volume, "no record of its sandbox"))
         return found
 
     async def _unused(
-        self, own: list[ContainerRow], volumes: list[VolumeFacts], records: dict[str, SandboxRecord]
+        self, own: list[ContainerRow], volumes: list[VolumeFacts], stored: StoredRecords
     ) -> list[Leftover]:
         found: list[Leftover] = []
         mounted: set[str] = set()
+        records = {record.sandbox_id: record for record in stored.records}
+        unreadable = stored.known - records.keys()
         for row in own:
-            why = _why_unused(row, records)
+            why = "" if row.labels.get(labels.SANDBOX_ID) in unreadable else _why_unused(row, records)
             if why:
                 found.append(_container(row, why))
                 continue
             with contextlib.suppress(EngineAbsentError):
                 mounted.update((await self._engine.inspect_container(row.container_id)).volume_names)
         for volume in volumes:
-            record = records.get(volume.labels.get(labels.SANDBOX_ID, ""))
-            if volume.name in mounted or (record is not None and record.phase is not RecordPhase.FAILED):
+            sandbox_id = volume.labels.get(labels.SANDBOX_ID, "")
+            record = records.get(sandbox_id)
+            if (
+                volume.name in mounted
+                or sandbox_id in unreadable
+                or (record is not None and record.phase is not RecordPhase.FAILED)
+            ):
                 continue
             of_sandbox = labels.SANDBOX_ID in volume.labels
             if of_sandbox:
@@ -172,8 +181,7 @@ class Sweeper:
             else:
                 why = "no container of this driver mounts it"
             found.append(_volume(volume, why))
-        folders = await asyncio.to_thread(self._store.unreadable, frozenset(records))
-        found += [_state(str(self._store.directory / folder), folder) for folder in folders]
+        found += [_state(str(self._store.directory / folder), folder) for folder in stored.without]
         return found
 
     async def _remove(self, leftover: Leftover) -> Removal:
@@ -195,9 +203,9 @@ class Sweeper:
     async def _remove_volume(self, leftover: Leftover) -> None:
         """By name, which a new launch of the same sandbox would use again: so look once more who owns it now."""
         if leftover.sandbox_id:
-            records = await asyncio.to_thread(self._store.load)
-            known = {record.sandbox_id for record in records if record.phase is not RecordPhase.FAILED}
-            if leftover.sandbox_id in known:
+            stored = await asyncio.to_thread(self._store.load)
+            failed = {record.sandbox_id for record in stored.records if record.phase is RecordPhase.FAILED}
+            if leftover.sandbox_id in stored.known - failed:
                 raise EngineConflictError("its sandbox was created again meanwhile")
         await self._engine.remove_volume(leftover.identifier)
 
@@ -239,9 +247,7 @@ def _volume(volume: VolumeFacts, why: str) -> Leftover:
 
 
 def _state(path: str, folder: str) -> Leftover:
-    return Leftover(
-        kind=LeftoverKind.STATE, name=path, identifier=folder, sandbox_id=folder, why="no readable record in it"
-    )
+    return Leftover(kind=LeftoverKind.STATE, name=path, identifier=folder, sandbox_id=folder, why="no record in it")
 
 
 def is_locked(directory: Path) -> bool:

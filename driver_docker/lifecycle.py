@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING, Final
 from driver_docker import events, names
 from driver_docker.concurrency import together
 from driver_docker.engine import EngineAbsentError, EngineError, EngineTimeoutError
-from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
+from driver_docker.errors import (
+    DriverError,
+    InvalidRequestError,
+    PreconditionError,
+    SandboxNotFoundError,
+    UnreadableRecordError,
+)
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure
 from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
@@ -239,12 +245,15 @@ class Lifecycle:
 
         Raises:
             InvalidRequestError: Neither id nor name.
+            UnreadableRecordError: Only a name is given, and it may be that of a sandbox whose record cannot be read.
             EngineError: Something is still there; the sandbox stays in deletion and the call may be repeated.
         """
         try:
             sandbox = self._services.table.find(sandbox_id=sandbox_id, name=name)
-        except SandboxNotFoundError:
+        except (SandboxNotFoundError, UnreadableRecordError) as error:
             if not sandbox_id:
+                if isinstance(error, UnreadableRecordError):
+                    raise  # it may be the one that is meant
                 return False
             return await self._background.to_the_end(self._delete_leftovers(sandbox_id), name=f"delete {sandbox_id}")
         return await self._background.to_the_end(self._delete(sandbox), name=f"delete {sandbox.sandbox_id}")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 from driver_docker import labels
 from driver_docker.engine import EngineAbsentError
-from driver_docker.errors import RecordError
 from driver_docker.records import RecordPhase
 from driver_docker.snapshots import READY, take_snapshot
 
 if TYPE_CHECKING:
     from driver_docker.engine import ContainerFacts, Engine
     from driver_docker.events import Condition
-    from driver_docker.records import RecordStore, SandboxRecord
+    from driver_docker.records import RecordStore, SandboxRecord, UnreadableRecord
 
 UNKNOWN = "unknown"
 GONE = "gone"
@@ -52,7 +51,16 @@ class SandboxView:
         }
 
 
-async def look(store: RecordStore, namespace: str, engine: Engine | None) -> tuple[SandboxView, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """All sandboxes of a namespace."""
+
+    views: tuple[SandboxView, ...] = ()
+    unreadable: tuple[UnreadableRecord, ...] = ()
+    """Those of which nothing else is known."""
+
+
+async def look(store: RecordStore, namespace: str, engine: Engine | None) -> Overview:
     """Every recorded sandbox. Changes nothing.
 
     Args:
@@ -64,24 +72,16 @@ async def look(store: RecordStore, namespace: str, engine: Engine | None) -> tup
         RecordError: The state folder cannot be read.
         EngineUnreachableError: The engine does not answer any more.
     """
-    records = await asyncio.to_thread(_load, store)
-    if not records:
-        return ()
+    stored = await asyncio.to_thread(store.load)
+    if not stored.records:
+        return Overview(unreadable=stored.unreadable)
     states: dict[str, str] | None = None
     name = await asyncio.to_thread(store.driver_name)
     if engine is not None and name is not None:
         rows = await engine.list_containers(labels.owner_labels(labels.Owner(namespace=namespace, driver=name)))
         states = {row.container_id: row.status.value for row in rows}
-    return tuple([await _view(record, namespace, engine, states) for record in records])
-
-
-def _load(store: RecordStore) -> tuple[SandboxRecord, ...]:
-    try:
-        return store.load()
-    except FileNotFoundError:
-        return ()
-    except OSError as error:
-        raise RecordError(f"state folder {store.directory} cannot be read: {error.strerror}") from error
+    views = [await _view(record, namespace, engine, states) for record in stored.records]
+    return Overview(views=tuple(views), unreadable=stored.unreadable)
 
 
 async def _view(

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
-from driver_docker.errors import DriverError, InvalidRequestError
+from driver_docker.errors import DriverError, RecordError
 from driver_docker.lifecycle import interrupted
 from driver_docker.records import AUTH_FILE, Failure, RecordPhase
-from driver_docker.requests import check_sandbox_id
 from driver_docker.services import now
 from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
 from driver_docker.verdict import Reason
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from driver_docker.engine import ContainerRow
-    from driver_docker.records import SandboxRecord
+    from driver_docker.records import SandboxRecord, StoredRecords
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
 
@@ -33,32 +32,39 @@ _KEPT: Final = frozenset({RecordPhase.STARTING, RecordPhase.ACTIVE, RecordPhase.
 async def reclaim(services: Services) -> None:
     """Fill the table from the records and bring engine and records together.
 
+    A record that is there and cannot be read says that its sandbox is here: nothing of it is touched. Only where there
+    is no record at all is something a leftover.
+
     Raises:
+        RecordError: The state folder cannot be read.
         EngineUnreachableError: The engine cannot be asked.
     """
-    loaded = await services.disk.run(services.store.load)
+    stored = await services.disk.run(services.store.load)
+    for unreadable in stored.unreadable:
+        services.table.unreadable[unreadable.sandbox_id] = unreadable.why
+        services.log.error("sandbox left alone", sandbox_id=unreadable.sandbox_id, error=unreadable.why)
     rows = await services.engine.list_containers(labels.owner_labels(services.owner))
-    for record in loaded:
+    for record in stored.records:
         await _take_over(services, record)
-    known = {record.sandbox_id: record for record in loaded}
     for row in rows:
-        if not _is_current(row, known):
+        if not _is_current(row, stored):
             await _remove(services, row)
     for volume in await services.engine.list_volumes(labels.owner_labels(services.owner)):
         sandbox_id = volume.labels.get(labels.SANDBOX_ID)
-        if sandbox_id is not None and sandbox_id not in known:
+        if sandbox_id is not None and sandbox_id not in stored.known:
             await _tolerant(services, volume.name, remove_volume(services.engine, volume.name))
-    for folder in await services.disk.run(lambda: services.store.unreadable(frozenset(known))):
-        services.log.warning("state folder without a record removed", sandbox_id=folder)
-        await services.remove_record(folder)
+    for folder in stored.without:
+        services.log.warning("state folder without a record is removed", sandbox_id=folder)
+        await _tolerant(services, f"state folder {folder}", services.remove_record(folder))
 
 
-def _is_current(row: ContainerRow, known: dict[str, SandboxRecord]) -> bool:
-    """Whether a container is the workload or supervisor that a record names."""
-    record = known.get(row.labels.get(labels.SANDBOX_ID, ""))
-    if record is None or record.phase not in _KEPT:
-        return False
-    return row.container_id in {record.workload_id, record.supervisor_id}
+def _is_current(row: ContainerRow, stored: StoredRecords) -> bool:
+    """Whether a container is the workload or supervisor that a record names, or may be."""
+    sandbox_id = row.labels.get(labels.SANDBOX_ID, "")
+    record = next((each for each in stored.records if each.sandbox_id == sandbox_id), None)
+    if record is None:
+        return sandbox_id in stored.known
+    return record.phase in _KEPT and row.container_id in {record.workload_id, record.supervisor_id}
 
 
 async def _remove(services: Services, row: ContainerRow) -> None:
@@ -67,7 +73,7 @@ async def _remove(services: Services, row: ContainerRow) -> None:
 
 
 async def _tolerant(services: Services, what: str, removal: Awaitable[bool]) -> bool:
-    """Carry out a removal; one that the engine refuses must not keep the driver from serving everything else.
+    """Carry out a removal; one that engine or disk refuses must not keep the driver from serving everything else.
 
     Raises:
         EngineUnreachableError: The engine cannot be asked.
@@ -76,17 +82,13 @@ async def _tolerant(services: Services, what: str, removal: Awaitable[bool]) -> 
         await removal
     except EngineUnreachableError:
         raise
-    except EngineError as error:
+    except (EngineError, RecordError) as error:
         services.log.warning("leftover not removed", what=what, error=error.message)
         return False
     return True
 
 
 async def _take_over(services: Services, record: SandboxRecord) -> None:
-    try:
-        check_sandbox_id(record.sandbox_id)
-    except InvalidRequestError:
-        return
     sandbox = services.table.add(record)
     if record.phase is RecordPhase.DELETING:
         removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)

@@ -11,19 +11,21 @@ import json
 import os
 import secrets
 import shutil
-from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from driver_docker.atomic_file import replace_file
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import JOURNAL_FILE
 from driver_docker.sandbox_ids import is_sandbox_id
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime
     from pathlib import Path
+
+__all__ = ["Failure", "RecordPhase", "SandboxRecord"]  # whoever has the store has what is in it
 
 RECORD_FILE: Final = "record.json"
 EXITS_FILE: Final = "exits.json"
@@ -50,69 +52,30 @@ MAX_EXITS: Final = 20
 """How many verdicts are kept for each sandbox."""
 
 _OWNER_FILE: Final = ".driver-owner"
-_VERSION: Final = 1
-
-
-class RecordPhase(StrEnum):
-    """How far a sandbox has come, as the next driver must know it."""
-
-    PROVISIONING = "provisioning"
-    STARTING = "starting"
-    """Its launch input is committed, and its containers are made to run from it; the next driver goes on with that."""
-    ACTIVE = "active"
-    """It was ready once in this run; a failure says that it is not any more."""
-    STOPPING = "stopping"
-    """A stop was asked for and is not complete; the next driver completes it."""
-    STOPPED = "stopped"
-    FAILED = "failed"
-    """Its launch failed and everything of it was removed; kept until it is deleted."""
-    DELETING = "deleting"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
-    """Why a sandbox is not ready and will not become so by itself."""
-
-    reason: str
-    message: str
-    at: datetime
-    verdict: Mapping[str, str] = field(default_factory=dict)
-    """The verdict's metadata, where an exit was the cause."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxRecord:
-    """One sandbox. Holds no secret."""
+class UnreadableRecord:
+    """A record that is there and cannot be read now: nothing is known of its sandbox, except that there is one."""
 
     sandbox_id: str
-    name: str
-    workspace: str
-    phase: RecordPhase
-    changed_at: datetime
-    """When phase or failure last changed; the transition time of its conditions."""
-    generation: str = ""
-    image_reference: str = ""
-    image_id: str = ""
-    runtime_image_id: str = ""
-    """Image of the sandbox runtime that the workload container keeps; empty in records of older drivers."""
-    runtime_image_reference: str = ""
-    """How that image was named when the sandbox was created; its tag may be all that tells the revision."""
-    isolation_backend: str = ""
-    """Backend that the sandbox was admitted with; empty: the built-in one (isolation contract 2.5, the pin)."""
-    container_name: str = ""
-    workload_id: str = ""
-    supervisor_id: str = ""
-    was_ready: bool = False
-    """Whether this generation reached ready: a later exit is an exit, not a failed start."""
-    failure: Failure | None = None
-    start_generation: str = ""
-    """The gateway's name of the start that this run comes from; empty after a create, until a start adopts it."""
-    fenced_finished_at: datetime | None = None
-    """When the run before the last start ended: an end observed with this time is an old one (contract 5.9)."""
+    why: str
+    """Names the file and says what is wrong with it."""
 
-    def changed(self, at: datetime, **fields: Any) -> SandboxRecord:
-        """A copy with other fields and a new time of change."""
-        return replace(self, changed_at=at, **fields)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRecords:
+    """Everything that a namespace's folder says of its sandboxes."""
+
+    records: tuple[SandboxRecord, ...]
+    unreadable: tuple[UnreadableRecord, ...]
+    without: tuple[str, ...]
+    """Ids of folders without a record, which an interrupted create or delete left."""
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Ids of every sandbox that there is, readable or not."""
+        return frozenset(each.sandbox_id for each in self.records) | {each.sandbox_id for each in self.unreadable}
 
 
 class RecordStore:
@@ -142,12 +105,15 @@ class RecordStore:
                     f"state folder {self._directory} belongs to user {details.st_uid}, not to this driver"
                 )
             self._directory.chmod(0o700)
-            file = self._directory / _OWNER_FILE
-            with contextlib.suppress(FileNotFoundError):
-                if name := file.read_text(encoding="ascii").strip():
-                    return name
+            if name := self.driver_name():
+                return name
+            if any(is_sandbox_id(entry.name) for entry in self._folders()):
+                raise RecordError(
+                    f"state folder {self._directory} holds sandboxes, but no {_OWNER_FILE} that says whose containers "
+                    "are theirs; restore it, with the value of the containers' label openshell.ai/driver-owner"
+                )
             name = secrets.token_hex(16)
-            replace_file(file, f"{name}\n".encode())
+            replace_file(self._directory / _OWNER_FILE, f"{name}\n".encode())
         except OSError as error:
             raise RecordError(f"state folder {self._directory} cannot be used: {error.strerror}") from error
         return name
@@ -156,40 +122,57 @@ class RecordStore:
         """The stable name of the driver instance that uses this folder; `None` when none ever did. Changes nothing.
 
         Raises:
-            RecordError: The folder is there and cannot be read.
+            RecordError: It is there and cannot be read; a new name would disown every container.
         """
+        file = self._directory / _OWNER_FILE
         try:
-            return (self._directory / _OWNER_FILE).read_text(encoding="ascii").strip() or None
+            name = file.read_text(encoding="ascii").strip()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RecordError(f"state folder {self._directory} cannot be read: {error}") from error
+            raise RecordError(f"{file} cannot be read: {error}") from error
+        if not name:
+            raise RecordError(
+                f"{file} is empty; restore it, with the value of the containers' label openshell.ai/driver-owner"
+            )
+        return name
 
     def forget(self) -> None:
         """Remove the namespace's folder if no sandbox and no verdict is left in it; the next driver gets a new name."""
-        if any(child.is_dir() or child.name == JOURNAL_FILE for child in self._directory.iterdir()):
+        if self._folders() or (self._directory / JOURNAL_FILE).exists():
             return
         shutil.rmtree(self._directory, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._directory.parent.rmdir()
 
-    def load(self) -> tuple[SandboxRecord, ...]:
-        """All records that can be read; a folder without one is a leftover of an interrupted create or delete."""
-        found = []
-        for folder in sorted(self._directory.iterdir()):
-            if not folder.is_dir():
-                continue
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                found.append(_decode(json.loads((folder / RECORD_FILE).read_bytes())))
-        return tuple(found)
+    def load(self) -> StoredRecords:
+        """Every sandbox that the folder knows of. A folder that no sandbox can have is none of this driver's.
 
-    def unreadable(self, known: frozenset[str]) -> tuple[str, ...]:
-        """Ids of folders that hold no readable record; a folder that no sandbox can have is none of this driver's."""
-        return tuple(
-            folder.name
-            for folder in sorted(self._directory.iterdir())
-            if folder.is_dir() and folder.name not in known and is_sandbox_id(folder.name)
-        )
+        Raises:
+            RecordError: The folder itself cannot be read.
+        """
+        records, unreadable, without = [], [], []
+        try:
+            entries = self._folders()
+        except OSError as error:
+            raise RecordError(f"state folder {self._directory} cannot be read: {error.strerror}") from error
+        for sandbox_id in sorted(entry.name for entry in entries if is_sandbox_id(entry.name)):
+            file = self._directory / sandbox_id / RECORD_FILE
+            try:
+                records.append(decode(file.read_bytes(), sandbox_id))
+            except FileNotFoundError:
+                without.append(sandbox_id)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else str(error)
+                unreadable.append(UnreadableRecord(sandbox_id=sandbox_id, why=f"record {file} cannot be read: {why}"))
+        return StoredRecords(records=tuple(records), unreadable=tuple(unreadable), without=tuple(without))
+
+    def _folders(self) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(self._directory) as entries:
+                return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            return []
 
     def save(self, record: SandboxRecord) -> None:
         """Write one record, durably.
@@ -197,9 +180,7 @@ class RecordStore:
         Raises:
             RecordError: The disk refused.
         """
-        body = {"version": _VERSION, **asdict(record)}
-        data = json.dumps(body, default=_encode, indent=1).encode()
-        self._put(record.sandbox_id, {RECORD_FILE: data}, durable=True)
+        self._put(record.sandbox_id, {RECORD_FILE: encode(record)}, durable=True)
 
     def save_files(self, sandbox_id: str, files: Mapping[str, bytes]) -> None:
         """Write launch files of a sandbox; secrets among them are readable for this user alone.
@@ -293,27 +274,3 @@ class RecordStore:
                 replace_file(folder / name, data, durable=durable)
         except OSError as error:
             raise RecordError(f"state of sandbox {sandbox_id} cannot be written: {error.strerror}") from error
-
-
-def _encode(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
-    raise TypeError(type(value).__name__)
-
-
-def _decode(body: dict[str, Any]) -> SandboxRecord:
-    if body.pop("version") != _VERSION:
-        raise ValueError("version")
-    failure = body.pop("failure")
-    if failure is not None:
-        failure = Failure(**{**failure, "at": datetime.fromisoformat(failure["at"])})
-    fence = body.pop("fenced_finished_at", None)
-    return SandboxRecord(
-        **{
-            **body,
-            "fenced_finished_at": datetime.fromisoformat(fence) if fence is not None else None,
-            "phase": RecordPhase(body["phase"]),
-            "changed_at": datetime.fromisoformat(body["changed_at"]),
-            "failure": failure,
-        }
-    )

@@ -116,9 +116,11 @@ def test_sandboxes_are_shown_without_a_driver_and_without_an_engine(run: Any, tm
             workload_id="abc",
         )
     )
+    store.save_files("sb-2", {"record.json": b"{"})
     result = run("sandboxes")
     assert result.exit_code == 0
     assert "default/steady" in result.stdout
+    assert "sandbox sb-2 is left alone: record" in result.stderr
     assert "the engine was not asked" in result.stderr
     document = json.loads(run("sandboxes", "-o", "json").stdout)
     assert document["driver_runs"] is False
@@ -126,6 +128,7 @@ def test_sandboxes_are_shown_without_a_driver_and_without_an_engine(run: Any, tm
     assert (shown["phase"], shown["reason"]) == ("stopped", "ContainerStopped")
     assert shown["workload"] == {"id": "abc", "state": "unknown"}
     assert shown["supervisor"]["state"] == "-"
+    assert [each["sandbox_id"] for each in document["unreadable"]] == ["sb-2"]
 
 
 @pytest.mark.parametrize("arguments", [("sandboxes",), ("exits",), ("check",), ("gc", "--dry-run")])

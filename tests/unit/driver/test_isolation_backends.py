@@ -317,7 +317,7 @@ def test_a_record_without_a_pin_was_admitted_with_the_built_in_backend(tmp_path:
     for added in ("isolation_backend", "runtime_image_id", "runtime_image_reference"):
         del body[added]
     file.write_text(json.dumps(body))
-    (old,) = store.load()
+    (old,) = store.load().records
     assert old == replace(RECORD, isolation_backend="")
     check_pin(old, "openshell-sandbox")
     with pytest.raises(PreconditionError):

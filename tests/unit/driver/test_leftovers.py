@@ -24,7 +24,7 @@ from driver_docker.engine import (
 )
 from driver_docker.errors import ConfigurationError, RecordError
 from driver_docker.leftovers import Sweeper, is_locked
-from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import RECORD_FILE, RecordPhase, RecordStore, SandboxRecord
 
 OLD = datetime.now(UTC) - timedelta(hours=1)
 NS = "default"
@@ -185,6 +185,21 @@ async def test_field_report_52_beside_a_driver_only_what_it_cannot_know_goes(sce
     assert not is_locked(scene.store.directory)
     assert swept.driver_runs
     assert {removal.leftover.name for removal in removals} == {"lost-work", "lost-channel"}
+
+
+@pytest.mark.parametrize("driver_runs", [False, True])
+async def test_what_may_belong_to_a_record_that_cannot_be_read_is_named_and_kept(
+    scene: Scene, driver_runs: bool
+) -> None:
+    scene.store.save_files("lost", {RECORD_FILE: b"{"})
+    lock = FileLock(scene.store.directory / NAMESPACE_LOCK, held_by="a test") if driver_runs else None
+    swept, removals = await scene.sweeper.sweep()
+    if lock is not None:
+        lock.release()
+    assert "lost" not in {removal.leftover.sandbox_id for removal in removals}
+    assert {"lost-work"} <= scene.engine.containers.keys()
+    assert {"lost-channel"} <= scene.engine.volumes.keys()
+    assert [each.sandbox_id for each in swept.unreadable] == ["lost"]
 
 
 async def test_nothing_is_own_without_a_state_folder(tmp_path: Path, scene: Scene) -> None:

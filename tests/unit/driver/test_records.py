@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -10,7 +11,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from driver_docker.errors import RecordError
-from driver_docker.records import MAX_EXITS, RECORD_FILE, Failure, RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import (
+    MAX_EXITS,
+    RECORD_FILE,
+    Failure,
+    RecordPhase,
+    RecordStore,
+    SandboxRecord,
+    StoredRecords,
+)
+from driver_docker.sandbox_record import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +55,10 @@ def _mode(path: Path) -> int:
 def test_a_record_comes_back_as_it_was(store: RecordStore) -> None:
     store.save(RECORD)
     store.save(replace(RECORD, sandbox_id="sb-2", failure=None, phase=RecordPhase.FAILED))
-    assert RecordStore(store.directory).load() == (
-        RECORD,
-        replace(RECORD, sandbox_id="sb-2", failure=None, phase=RecordPhase.FAILED),
+    assert RecordStore(store.directory).load() == StoredRecords(
+        records=(RECORD, replace(RECORD, sandbox_id="sb-2", failure=None, phase=RecordPhase.FAILED)),
+        unreadable=(),
+        without=(),
     )
 
 
@@ -71,7 +82,7 @@ def test_a_write_that_fails_leaves_the_former_record(store: RecordStore, monkeyp
     with pytest.raises(RecordError, match="No space left"):
         store.save(replace(RECORD, name="two"))
     monkeypatch.undo()
-    assert store.load() == (RECORD,)
+    assert store.load().records == (RECORD,)
     assert [file.name for file in (store.directory / "sb-1").iterdir()] == [RECORD_FILE]
 
 
@@ -88,12 +99,75 @@ def test_the_name_of_the_driver_is_stable_until_nothing_is_left(store: RecordSto
     assert not store.directory.parent.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 2}', b'{"version": 1, "failure": null}'])
-def test_an_unreadable_record_is_named_and_breaks_nothing(store: RecordStore, content: bytes) -> None:
+def _with(**members: object) -> bytes:
+    return json.dumps(json.loads(encode(replace(RECORD, sandbox_id="sb-2"))) | members).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "Expecting value"),
+        (b"{", "Expecting property name"),
+        (b"\xff", "decode"),
+        (b"[]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b"[" * 100_000, "no JSON object"),
+        (b'{"version": 2}', "of version 2"),
+        (b'{"version": 1, "failure": null}', "missing"),
+        (_with(sandbox_id="sb-1"), "of sandbox 'sb-1'"),
+        (_with(phase="hibernating"), "hibernating"),
+        (_with(name=1), "name is no str"),
+        (_with(was_ready="yes"), "was_ready is no bool"),
+        (_with(changed_at=None), "damaged"),
+        (_with(failure=[]), "damaged"),
+        (_with(failure={"reason": "R"}), "missing"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_told_from_one_that_is_not_there(
+    store: RecordStore, content: bytes, why: str
+) -> None:
     store.save(RECORD)
     store.save_files("sb-2", {RECORD_FILE: content})
-    assert store.load() == (RECORD,)
-    assert store.unreadable(frozenset({"sb-1"})) == ("sb-2",)
+    store.save_files("sb-3", {"supervisor-auth.json": b""})
+    stored = store.load()
+    assert (stored.records, stored.without) == ((RECORD,), ("sb-3",))
+    (unreadable,) = stored.unreadable
+    assert unreadable.sandbox_id == "sb-2"
+    assert str(store.directory / "sb-2" / RECORD_FILE) in unreadable.why
+    assert why in unreadable.why
+    assert stored.known == {"sb-1", "sb-2"}
+
+
+def test_a_record_that_the_disk_does_not_give_is_not_absent(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save(RECORD)
+
+    def fail(_: Path) -> bytes:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("pathlib.Path.read_bytes", fail)
+    stored = store.load()
+    assert (stored.records, stored.without) == ((), ())
+    assert "Too many open files" in stored.unreadable[0].why
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xff"])
+def test_a_name_of_the_driver_that_cannot_be_read_is_not_replaced(store: RecordStore, content: bytes) -> None:
+    (store.directory / ".driver-owner").write_bytes(content)
+    for look in (store.driver_name, RecordStore(store.directory).open):
+        with pytest.raises(RecordError, match=r"\.driver-owner"):
+            look()
+    assert (store.directory / ".driver-owner").read_bytes() == content
+
+
+def test_a_name_of_the_driver_that_is_gone_is_not_made_up_beside_sandboxes(store: RecordStore) -> None:
+    store.save(RECORD)
+    (store.directory / ".driver-owner").unlink()
+    with pytest.raises(RecordError, match="holds sandboxes, but no"):
+        RecordStore(store.directory).open()
+    store.remove("sb-1")
+    assert RecordStore(store.directory).open()
 
 
 def test_the_last_verdicts_are_kept(store: RecordStore) -> None:
@@ -144,4 +218,4 @@ def test_no_id_leads_out_of_the_folder_or_to_what_is_no_sandbox_in_it(store: Rec
 def test_a_folder_that_no_sandbox_can_have_is_left_alone(store: RecordStore) -> None:
     (store.directory / ".hidden").mkdir()
     (store.directory / "sb-2").mkdir()
-    assert store.unreadable(frozenset()) == ("sb-2",)
+    assert store.load().without == ("sb-2",)

@@ -1,0 +1,113 @@
+"""What a new driver makes of records and containers: it removes only what certainly belongs to nobody."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from scripted.memory_engine import SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver, record
+
+from driver_docker.errors import SandboxExistsError, SandboxNotFoundError, UnreadableRecordError
+from driver_docker.reclaim import reclaim
+from driver_docker.records import RECORD_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[MemoryDriver]:
+    async with memory_driver(tmp_path) as made:
+        yield made
+
+
+def _of_a_newer_driver(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"version": 2}))
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:40])
+
+
+def _no_file(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _of_another(file: Path) -> None:
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"sandbox_id": "other"}))
+
+
+@pytest.mark.parametrize("damage", [_of_a_newer_driver, _cut, _no_file, _of_another])
+async def test_nothing_of_a_sandbox_whose_record_cannot_be_read_is_touched(
+    driver: MemoryDriver, damage: Callable[[Path], None]
+) -> None:
+    services, engine = driver.services, driver.engine
+    services.store.save(record())
+    services.store.save_files("sb", {"supervisor-auth.json": b"secret"})
+    services.store.save(record("fine", workload_id="fine-w", supervisor_id="fine-s"))
+    for name in (WORKLOAD, SUPERVISOR):
+        driver.hold(name)
+    for name in ("fine-w", "fine-s"):
+        driver.hold(name, "fine")
+    driver.hold("lost-w", "lost")
+    driver.hold_volume("channel")
+    driver.hold_volume("lost-channel", "lost")
+    folder = services.store.directory / "sb"
+    damage(folder / RECORD_FILE)
+    await reclaim(services)
+    assert set(engine.containers) == {WORKLOAD, SUPERVISOR, "fine-w", "fine-s"}
+    assert set(engine.volumes) == {"channel"}
+    assert (folder / "supervisor-auth.json").read_bytes() == b"secret"
+    assert [sandbox.sandbox_id for sandbox in services.table] == ["fine"]
+
+
+async def test_a_sandbox_whose_record_cannot_be_read_is_neither_absent_nor_free(driver: MemoryDriver) -> None:
+    services = driver.services
+    services.store.save(record())
+    _of_a_newer_driver(services.store.directory / "sb" / RECORD_FILE)
+    await reclaim(services)
+    table = services.table
+    with pytest.raises(UnreadableRecordError, match=r"sb/record.json cannot be read: it is of version 2"):
+        table.find(sandbox_id="sb", name="")
+    with pytest.raises(UnreadableRecordError):
+        table.find(sandbox_id="", name="n")  # it may be the one
+    with pytest.raises(SandboxNotFoundError):
+        table.find(sandbox_id="another", name="")
+    with pytest.raises(SandboxExistsError):
+        table.add(record())
+    assert await services.remove_record("sb")
+    with pytest.raises(SandboxNotFoundError):
+        table.find(sandbox_id="sb", name="")
+    table.add(record())
+
+
+async def test_what_a_newer_driver_added_to_a_record_is_left_out(driver: MemoryDriver) -> None:
+    services = driver.services
+    services.store.save(record())
+    file = services.store.directory / "sb" / RECORD_FILE
+    file.write_text(json.dumps(json.loads(file.read_bytes()) | {"added": 1}))
+    for name in (WORKLOAD, SUPERVISOR):
+        driver.hold(name)
+    await reclaim(services)
+    assert set(driver.engine.containers) == {WORKLOAD, SUPERVISOR}
+    assert [sandbox.record for sandbox in services.table] == [record()]
+
+
+async def test_a_folder_that_cannot_be_removed_does_not_keep_the_driver_from_coming_up(
+    driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = driver.services
+    services.store.save(record())
+    for name in (WORKLOAD, SUPERVISOR):
+        driver.hold(name)
+    (services.store.directory / "half").mkdir()
+
+    def refuse(_folder: Any) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    await reclaim(services)
+    assert [sandbox.sandbox_id for sandbox in services.table] == ["sb"]
