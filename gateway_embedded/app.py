@@ -99,7 +99,11 @@ class Gateway:
         self._states = SandboxStates(store, self._hub, self._sessions, self._tasks, clock=self._clock)
         self._stored = await self._states.load()
         authority = TokenAuthority(
-            gateway_id=gateway_id, key=key, lifetime=timedelta(seconds=config.token_lifetime_seconds)
+            gateway_id=gateway_id,
+            key=key,
+            lifetime=timedelta(seconds=config.token_lifetime_seconds),
+            nonexpiring_gateway_tokens=config.nonexpiring_gateway_tokens,
+            clock=lambda: self._clock().timestamp(),
         )
         self._deadlines = DeadlineKeeper(self._states, self._driver, self._tasks, config.deadlines)
         self._lifecycle = SandboxLifecycle(self._states, self._driver, authority, self._tasks, config)

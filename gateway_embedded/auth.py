@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gateway_embedded.errors import PermissionDeniedError, UnauthenticatedError
 from gateway_embedded.rpc_table import AuthMode
 from gateway_embedded.sandboxes import SandboxRecord
-from gateway_embedded.tokens import TokenAuthority
+from gateway_embedded.tokens import TokenAuthority, is_sandbox_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,8 @@ def authenticate(mode: AuthMode, metadata: Iterable[tuple[str, str | bytes]], au
     """The caller of an RPC.
 
     Raises:
-        UnauthenticatedError: The RPC is a supervisor's and carries no valid gateway token.
+        UnauthenticatedError: The RPC is a supervisor's and carries no valid gateway token, or it carries a supervisor's
+            token that is not valid.
         PermissionDeniedError: A supervisor calls what is for users only.
     """
     header = _authorization(metadata)
@@ -61,6 +62,9 @@ def authenticate(mode: AuthMode, metadata: Iterable[tuple[str, str | bytes]], au
     try:
         principal = _sandbox(header, authority)
     except UnauthenticatedError:
+        if is_sandbox_token(header):
+            # A supervisor whose token expired or is another gateway's: as a user it would be told nonsense.
+            raise
         # Users need no token here, so one that means nothing to this gateway does no harm.
         return User()
     if mode is AuthMode.DUAL:

@@ -39,6 +39,11 @@ def main() -> None:
     help="Root of the clients' configuration; 'none' leaves it alone.",
 )
 @click.option(
+    "--nonexpiring-gateway-tokens",
+    is_flag=True,
+    help="Let supervisors outlive any absence of this gateway, not only one shorter than their token lives.",
+)
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--log-format", default="console", show_default=True, type=click.Choice(["console", "json"]))
@@ -49,6 +54,7 @@ def serve(
     compute_driver_socket: Path,
     name: str,
     client_config: str,
+    nonexpiring_gateway_tokens: bool,
     log_level: str,
     log_format: str,
 ) -> None:
@@ -64,6 +70,7 @@ def serve(
             compute_driver_socket=compute_driver_socket,
             name=name,
             client_config_dir=_client_config_dir(client_config),
+            nonexpiring_gateway_tokens=nonexpiring_gateway_tokens,
         )
     except ValidationError as error:
         raise click.UsageError("; ".join(_readable(error))) from error

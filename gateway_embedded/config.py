@@ -87,6 +87,9 @@ class GatewayConfig(BaseModel):
     deadlines: Deadlines = Field(default_factory=Deadlines)
     driver_timings: DriverTimings = Field(default_factory=DriverTimings)
     token_lifetime_seconds: int = Field(default=3600, ge=60, le=3600)
+    nonexpiring_gateway_tokens: bool = False
+    """Whether supervisors get a gateway token that never expires, so that they outlive any absence of the gateway. A
+    token is worthless once its sandbox is deleted or launched anew, with or without this."""
     heartbeat_interval_seconds: float = Field(default=10.0, gt=0)
     stop_sandboxes_on_exit: bool = False
     """Stop running sandboxes at exit when the driver lets the gateway manage their lifecycle. Off until this gateway

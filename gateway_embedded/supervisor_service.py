@@ -143,15 +143,16 @@ class SupervisorService:
             raise NotBuiltError("credentials of extension services are not built in the embedded gateway")
         record = await self._supervision.record_of(call.sandbox)
         tokens = self._authority.mint(record.id, record.launch, now=self._states.clock())
-        expires = encoding.to_timestamp(tokens.expires_at)
-        return openshell_pb2.RefreshSandboxTokenResponse(
+        answer = openshell_pb2.RefreshSandboxTokenResponse(
             token=tokens.gateway_token,
-            expiration_time=expires,
             sandbox_token=tokens.sandbox_token,
-            sandbox_expiration_time=expires,
+            sandbox_expiration_time=encoding.to_timestamp(tokens.sandbox_expires_at),
             session_id=record.launch.session_id,
             credential_epoch=record.launch.auth_epoch,
         )
+        if tokens.gateway_expires_at is not None:
+            answer.expiration_time.CopyFrom(encoding.to_timestamp(tokens.gateway_expires_at))
+        return answer
 
     async def connect_supervisor(
         self, messages: AsyncIterator[openshell_pb2.SupervisorMessage], call: Call

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import os
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,6 +22,7 @@ from gateway_embedded.sandboxes import Launch
 from openshell.isolation.credentials import AuthBundle, LaunchAuthentication, VerificationKey
 from openshell.isolation.errors import IsolationError
 from openshell.isolation.tokens import (
+    MAX_TOKEN_BYTES,
     TokenClaims,
     TokenProfile,
     TokenVerifier,
@@ -65,29 +70,54 @@ class SigningKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MintedTokens:
-    """The two tokens of one launch and the time at which both expire."""
+    """The two tokens of one launch and the times at which they expire."""
 
     gateway_token: str = field(repr=False)
+    gateway_expires_at: datetime | None
+    """Nothing when it never does."""
     sandbox_token: str = field(repr=False)
-    expires_at: datetime
+    sandbox_expires_at: datetime
 
 
 class TokenAuthority:
-    """Mints and checks the tokens of this gateway's sandboxes."""
+    """Mints and checks the tokens of this gateway's sandboxes.
 
-    def __init__(self, *, gateway_id: str, key: SigningKey, lifetime: timedelta) -> None:
+    Args:
+        gateway_id: Names the issuer.
+        key: Signs.
+        lifetime: How long a token is valid.
+        nonexpiring_gateway_tokens: Mint gateway tokens that never expire, and accept them (isolation contract 1).
+        clock: Unix time in seconds, by which tokens expire.
+    """
+
+    def __init__(
+        self,
+        *,
+        gateway_id: str,
+        key: SigningKey,
+        lifetime: timedelta,
+        nonexpiring_gateway_tokens: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._gateway_id = gateway_id
         self._key = key
         self._lifetime = lifetime
         self._public = VerificationKey(key_id=key.key_id, public_key_pem=key.public_key_pem)
-        self._verifier = TokenVerifier(profile=TokenProfile.GATEWAY, gateway_id=gateway_id, keys=(self._public,))
+        self._nonexpiring = nonexpiring_gateway_tokens
+        self._verifier = TokenVerifier(
+            profile=TokenProfile.GATEWAY,
+            gateway_id=gateway_id,
+            keys=(self._public,),
+            allow_nonexpiring=nonexpiring_gateway_tokens,
+            clock=clock,
+        )
 
     def mint(self, sandbox_id: str, launch: Launch, *, now: datetime) -> MintedTokens:
         """Fresh tokens for a launch."""
         issued_at = int(now.timestamp())
-        expires_at = now + self._lifetime
+        expires_at = (now + self._lifetime).replace(microsecond=0)
 
-        def claims() -> TokenClaims:
+        def claims(expires_at: datetime | None) -> TokenClaims:
             return TokenClaims(
                 gateway_id=self._gateway_id,
                 sandbox_id=sandbox_id,
@@ -95,28 +125,29 @@ class TokenAuthority:
                 auth_epoch=launch.auth_epoch,
                 token_id=str(uuid.uuid4()),
                 issued_at=issued_at,
-                expires_at=int(expires_at.timestamp()),
+                expires_at=_seconds(expires_at),
             )
 
+        gateway_expires_at = None if self._nonexpiring else expires_at
         key_id, private = self._key.key_id, self._key.private_key_pem
         return MintedTokens(
-            gateway_token=mint_gateway_token(claims(), key_id=key_id, private_key_pem=private),
-            sandbox_token=mint_sandbox_token(claims(), key_id=key_id, private_key_pem=private),
-            expires_at=expires_at.replace(microsecond=0),
+            gateway_token=mint_gateway_token(claims(gateway_expires_at), key_id=key_id, private_key_pem=private),
+            gateway_expires_at=gateway_expires_at,
+            sandbox_token=mint_sandbox_token(claims(expires_at), key_id=key_id, private_key_pem=private),
+            sandbox_expires_at=expires_at,
         )
 
     def launch_authentication(self, launch: Launch, tokens: MintedTokens) -> bytes:
         """The JSON document that a driver splits between supervisor and workload. Secret."""
-        expires_at = int(tokens.expires_at.timestamp())
         bundle = AuthBundle(
             session_id=launch.session_id,
             runtime_generation=launch.generation,
             session_rotation=launch.session_rotation,
             auth_epoch=launch.auth_epoch,
             gateway_token=tokens.gateway_token,
-            gateway_expires_at=expires_at,
+            gateway_expires_at=_seconds(tokens.gateway_expires_at),
             sandbox_token=tokens.sandbox_token,
-            sandbox_expires_at=expires_at,
+            sandbox_expires_at=_seconds(tokens.sandbox_expires_at),
         )
         document = LaunchAuthentication(
             supervisor=bundle, gateway_id=self._gateway_id, verification_keys=(self._public,)
@@ -140,6 +171,24 @@ def new_launch(*, rotation: int = 1, auth_epoch: int = 1) -> Launch:
     return Launch(
         generation=str(uuid.uuid4()), session_id=str(uuid.uuid4()), session_rotation=rotation, auth_epoch=auth_epoch
     )
+
+
+def is_sandbox_token(authorization: str) -> bool:
+    """Whether an ``authorization`` value is meant to be a supervisor's, valid or not; unverified."""
+    _, _, token = authorization.partition(" ")
+    encoded, dot, _ = token.strip().partition(".")
+    if not dot or len(encoded) > MAX_TOKEN_BYTES:
+        return False
+    try:
+        header = json.loads(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):  # what is no base64, no UTF-8 and no JSON is among them
+        return False
+    return isinstance(header, dict) and header.get("typ") in [profile.typ for profile in TokenProfile]
+
+
+def _seconds(moment: datetime | None) -> int:
+    """Unix seconds; 0 stands for never."""
+    return 0 if moment is None else int(moment.timestamp())
 
 
 def _pem_of(key: Ed25519PrivateKey) -> bytes:

@@ -134,6 +134,31 @@ def test_supervisors_are_known_by_their_token_alone(key: SigningKey, tmp_path: P
             authenticate(AuthMode.SANDBOX, headers, issuer)
 
 
+@pytest.mark.parametrize("mode", [AuthMode.BEARER, AuthMode.DUAL])
+def test_a_supervisor_without_a_valid_token_is_never_taken_for_a_user(
+    mode: AuthMode, key: SigningKey, tmp_path: Path
+) -> None:
+    issuer, launch = authority(key), new_launch()
+    expired = issuer.mint(ID, launch, now=NOW - 2 * HOUR)
+    foreign = authority(SigningKey.open(tmp_path / "other.pem"), "other").mint(ID, launch, now=NOW)
+    for token in (expired.gateway_token, foreign.gateway_token, foreign.sandbox_token, expired.gateway_token[:-3]):
+        with pytest.raises(UnauthenticatedError, match="valid gateway token"):
+            authenticate(mode, bearer(token), issuer)
+
+
+def test_a_gateway_token_that_never_expires_is_the_operators_choice(key: SigningKey) -> None:
+    launch = new_launch()
+    lasting = TokenAuthority(gateway_id="g", key=key, lifetime=HOUR, nonexpiring_gateway_tokens=True)
+    tokens = lasting.mint(ID, launch, now=NOW - 1000 * HOUR)
+    assert jwt.decode(tokens.gateway_token, options={"verify_signature": False})["exp"] == 0
+    assert lasting.verify(f"Bearer {tokens.gateway_token}").runtime_generation == launch.generation
+    document = LaunchAuthentication.from_json(lasting.launch_authentication(launch, tokens)).supervisor
+    assert document.gateway_expires_at == 0
+    assert document.sandbox_expires_at == int((NOW - 999 * HOUR).timestamp())
+    with pytest.raises(UnauthenticatedError, match="nonexpiring"):
+        authority(key).verify(f"Bearer {tokens.gateway_token}")
+
+
 def test_credentials_of_an_earlier_launch_are_worth_nothing() -> None:
     launch = new_launch(auth_epoch=2)
     record = SandboxRecord(
@@ -156,7 +181,16 @@ def test_credentials_of_an_earlier_launch_are_worth_nothing() -> None:
 def test_users_need_no_token(key: SigningKey) -> None:
     for mode in (AuthMode.BEARER, AuthMode.DUAL, AuthMode.UNAUTHENTICATED):
         assert authenticate(mode, [], authority(key)) == User()
-        assert authenticate(mode, bearer("someone-elses"), authority(key)) == User()
+        for theirs in (
+            "someone-elses",
+            jwt.encode({"sub": "user"}, "k" * 32),
+            "x" * 100_000,
+            "." * 9,
+            "W10.",
+            "\u00e9.",
+            "W" * 12_000 + ".",
+        ):
+            assert authenticate(mode, bearer(theirs), authority(key)) == User()
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "example.org", ""])

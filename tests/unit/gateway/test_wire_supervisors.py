@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from datetime import UTC, timedelta
 from typing import Any
 
 import grpc
@@ -292,6 +293,39 @@ async def test_tokens_are_renewed(bench: GatewayBench) -> None:
     assert fresh.credential_epoch == 1
     supervisor.metadata = (("authorization", f"Bearer {fresh.token}"),)
     await supervisor.configuration()
+
+
+async def test_an_expired_token_is_called_expired(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    await supervisor.configuration()
+    bench.clock.ahead = timedelta(hours=1, seconds=31)
+    expired = grpc.StatusCode.UNAUTHENTICATED
+    await refused(supervisor.configuration(), expired, "token has expired")
+    update = supervisor.stub.UpdateConfig(pb.UpdateConfigRequest(), metadata=supervisor.metadata)
+    await refused(update, expired, "token has expired")
+    renewal = supervisor.stub.RefreshSandboxToken(pb.RefreshSandboxTokenRequest(), metadata=supervisor.metadata)
+    await refused(renewal, expired, "token has expired")
+
+
+@pytest.mark.parametrize("bench", [{"nonexpiring_gateway_tokens": True}], indirect=True)
+async def test_a_supervisor_whose_token_never_expires_outlives_the_gateways_absence(bench: GatewayBench) -> None:
+    _, supervisor = await bench.ready()
+    await bench.gateway.stop()
+    bench.clock.ahead = timedelta(days=30)
+    await bench.start_gateway()
+    returned = ScriptedSupervisor(bench.target, bench.driver.created[0])
+    returned.instance_id = supervisor.instance_id
+    try:
+        renewal = returned.stub.RefreshSandboxToken(pb.RefreshSandboxTokenRequest(), metadata=returned.metadata)
+        assert not (fresh := await renewal).HasField("expiration_time")
+        assert fresh.sandbox_expiration_time.ToDatetime(tzinfo=UTC) > bench.clock()
+        await returned.connect()
+        await bench.until_reason("DependenciesReady")
+        await bench.delete()
+        await bench.until_gone()
+        await refused(returned.configuration(), grpc.StatusCode.NOT_FOUND)
+    finally:
+        await returned.close()
 
 
 def sandbox_calls(supervisor: ScriptedSupervisor, sandbox_id: str) -> dict[str, Any]:
