@@ -131,8 +131,8 @@ class _Table:
     def texts(self, key: str, *, most: int) -> tuple[str, ...]:
         found = []
         for path, item in self.items_of(key, most=most):
-            if not isinstance(item, str):
-                raise InvalidRequestError(f"{path} must be text")
+            if not isinstance(item, str) or len(item.encode()) > _MAX_TEXT_BYTES:
+                raise InvalidRequestError(f"{path} must be text of at most {_MAX_TEXT_BYTES} bytes")
             found.append(checked_text(item, path=path))
         return tuple(found)
 

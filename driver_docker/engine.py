@@ -267,6 +267,8 @@ class ContainerFacts:
     tty: bool
     volume_names: tuple[str, ...] = ()
     mounts: tuple[MountFacts, ...] = ()
+    tmpfs_targets: tuple[str, ...] = ()
+    """Where memory file systems are mounted."""
 
     @property
     def running(self) -> bool:

@@ -173,6 +173,7 @@ def container_facts(body: Mapping[str, Any]) -> ContainerFacts:
             )
             for mount in sorted(mounts, key=lambda mount: str(mount.get("Destination") or ""))
         ),
+        tmpfs_targets=tuple(sorted(str(target) for target in host.get("Tmpfs") or ())),
     )
 
 

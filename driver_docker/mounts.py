@@ -7,6 +7,7 @@ refused, because what is checked must be what is mounted.
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -34,7 +35,21 @@ _TMPFS_FLAGS: Final = frozenset(
         *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime"),
     }
 )
-_TMPFS_KEYS: Final = frozenset({"size", "mode", "uid", "gid", "nr_inodes", "nr_blocks", "mpol"})
+_TMPFS_COUNT: Final = r"[0-9]{1,19}[kKmMgGtTpPeE]?"
+_TMPFS_VALUES: Final = {
+    "size": re.compile(rf"(?!0+[^0-9]?\Z)(?:{_TMPFS_COUNT}|[0-9]{{1,2}}%|100%)"),
+    "mode": re.compile("[0-7]{1,4}"),
+    "uid": re.compile("[0-9]{1,10}"),
+    "gid": re.compile("[0-9]{1,10}"),
+    "nr_inodes": re.compile(_TMPFS_COUNT),
+    "nr_blocks": re.compile(_TMPFS_COUNT),
+    "mpol": re.compile(
+        r"default|local|prefer(=static|=relative)?:[0-9]{1,4}|bind(=static|=relative)?:[0-9]{1,4}(-[0-9]{1,4})?|"
+        r"interleave(=static|=relative)?(:[0-9]{1,4}(-[0-9]{1,4})?)?"
+    ),
+}
+"""What the kernel takes for each option; a size of zero is none, since to the kernel it means "unlimited"."""
+_MAX_ID: Final = 2**32 - 2
 
 
 class MountError(ProvisioningError):
@@ -162,6 +177,7 @@ def checked_tmpfs(request: TmpfsRequest, *, path: str) -> TmpfsRequest:
 
     Raises:
         InvalidRequestError: An option is unknown, malformed or repeated; a size is not positive; a mode is no mode.
+            What an engine would pass to the kernel unseen fails when the container starts.
     """
     if request.size_bytes is not None and request.size_bytes <= 0:
         raise InvalidRequestError(f"{path}.size_bytes must be greater than 0")
@@ -171,9 +187,10 @@ def checked_tmpfs(request: TmpfsRequest, *, path: str) -> TmpfsRequest:
     for index, option in enumerate(request.options):
         key, equals, value = option.partition("=")
         place = f"{path}.options[{index}]"
-        known = key in _TMPFS_KEYS if equals else key in _TMPFS_FLAGS
-        if not known or (equals and (not value or not _is_plain(value))):
+        if not (key in _TMPFS_VALUES if equals else key in _TMPFS_FLAGS):
             raise InvalidRequestError(f"{place} is no tmpfs option: one flag such as noexec, or size=, mode=, uid=, …")
+        if equals and not _is_tmpfs_value(key, value):
+            raise InvalidRequestError(f"{place} is no value for {key}")
         if key in seen:
             raise InvalidRequestError(f"{place} says {key} a second time")
         seen.add(key)
@@ -242,16 +259,20 @@ def check_against_workspace(mounts: Iterable[MountRequest], root: str) -> None:
             raise MountError(f"mount target {mount.target} covers the workspace {root}; mount below it instead")
 
 
-def check_resolved(target: str, resolved: str) -> None:
+def check_resolved(target: str, resolved: str, *, workspace: str = "") -> None:
     """Refuse a mount that a symbolic link would bring to a place where none may be.
 
     Args:
         target: A target that is in order as it is written.
         resolved: Where it lies once the links in the container are followed.
+        workspace: Where the workspace lies once they are; empty where that is not known.
 
     Raises:
         MountError: There, it would cover what the sandbox needs itself.
     """
+    if workspace == resolved or workspace.startswith(f"{resolved.rstrip('/')}/"):
+        leads = f" leads to {resolved} and" if resolved != target else ""
+        raise MountError(f"mount target {target}{leads} covers the workspace {workspace}; mount below it instead")
     if resolved == target:
         return
     for taken in (*CONTROL_PATHS, "/dev"):
@@ -322,5 +343,7 @@ def _tmpfs_options(mount: TmpfsRequest) -> str:
     return ",".join(options)
 
 
-def _is_plain(value: str) -> bool:
-    return value.isascii() and all(char.isalnum() or char in ":-._%=" for char in value)
+def _is_tmpfs_value(key: str, value: str) -> bool:
+    if not _TMPFS_VALUES[key].fullmatch(value):
+        return False
+    return key not in {"uid", "gid"} or int(value) <= _MAX_ID

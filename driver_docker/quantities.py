@@ -151,7 +151,7 @@ def exact_integer(number: float, *, path: str) -> int:
         raise InvalidRequestError(f"{path} must be a whole number, not {number!r}")
     # 2^53 itself may have been 2^53 + 1 when it was sent.
     if abs(number) >= MAX_EXACT_INTEGER:
-        raise InvalidRequestError(f"{path} is beyond 2^53 and cannot be carried exactly; send it as a string")
+        raise InvalidRequestError(f"{path} is beyond 2^53 and cannot be carried exactly")
     return int(number)
 
 

@@ -7,14 +7,16 @@ every start.
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from driver_docker import mounts
+from driver_docker.config import PullPolicy
 from driver_docker.engine import EngineAbsentError
 from driver_docker.engine_address import engine_is_local
 from driver_docker.errors import PreconditionError
 from driver_docker.gpu import GpuSelector
+from driver_docker.image_reference import parse_reference
 from driver_docker.mounts import BindRequest
 from driver_docker.plan import RUNTIME_DIR, SUPERVISOR_CA_DIR, ClaimedResources
 from driver_docker.volume_admission import VolumeAdmission, encode_identities
@@ -68,11 +70,12 @@ class Resources:
             devices = self._gpus.take(request.gpu, await self._engine.refresh_info())
         return ClaimedResources(cdi_devices=devices, volume_identities_json=encode_identities(identities))
 
-    async def recheck(self, facts: ContainerFacts) -> None:
+    async def recheck(self, facts: ContainerFacts, *, workspace: str = "") -> None:
         """Decide again about a workload container that exists; to be called before each of its starts.
 
         Args:
             facts: A fresh inspect of it.
+            workspace: Its workspace; empty where that is checked another time.
 
         Raises:
             AdmissionDeniedError: It must not be started.
@@ -81,14 +84,15 @@ class Resources:
             EngineError: The engine failed.
         """
         await self._admission.recheck(facts)
-        await self._check_links(facts)
+        await self._check_links(facts, workspace)
 
-    async def _check_links(self, facts: ContainerFacts) -> None:
+    async def _check_links(self, facts: ContainerFacts, workspace: str) -> None:
         """Follow the symbolic links below a container's mounts, since the engine follows them when it mounts.
 
         What was checked as text may lie elsewhere by an image's link, or by one that the agent made in an earlier run.
         """
-        foreign = [mount.target for mount in facts.mounts if mount.target not in {RUNTIME_DIR, CHANNEL_DIR}]
+        every = [*(mount.target for mount in facts.mounts), *facts.tmpfs_targets]
+        foreign = [target for target in every if target not in {RUNTIME_DIR, CHANNEL_DIR, SUPERVISOR_CA_DIR}]
         if not foreign:
             return
         known: dict[str, str | None] = {}
@@ -98,8 +102,10 @@ class Resources:
                 raise mounts.MountError(
                     f"a symbolic link in the container leads {own} to {resolved}; with that it takes no mounts"
                 )
+        root = await self._resolved(facts.container_id, workspace, known) if workspace else ""
         for target in foreign:
-            mounts.check_resolved(target, await self._resolved(facts.container_id, target, known))
+            resolved = await self._resolved(facts.container_id, target, known)
+            mounts.check_resolved(target, resolved, workspace=root)
 
     async def _resolved(self, container: str, path: str, known: dict[str, str | None]) -> str:
         """Where a path lies once links are followed; what does not exist cannot be a link."""
@@ -146,8 +152,11 @@ class Resources:
             )
 
     async def _check_workspace(self, request: LaunchRequest) -> None:
+        reference = parse_reference(request.image)
+        if self._config.image_pull_policy is PullPolicy.ALWAYS and not reference.is_id:
+            return  # the copy that is here is not the one that a launch will use
         try:
-            image = await self._engine.inspect_image(request.image)
+            image = await self._engine.inspect_image(reference.local)
         except EngineAbsentError:
             return  # not pulled yet: the launch will tell
         root = workspace_root(image.working_dir, image_volumes=image.volumes)
@@ -157,4 +166,4 @@ class Resources:
 def _missing(paths: list[str], config: DriverConfig) -> str | None:
     if not engine_is_local(config):
         return None
-    return next((path for path in paths if not Path(path).exists()), None)
+    return next((path for path in paths if not os.path.exists(path)), None)  # noqa: PTH110 - unlike Path's, it never raises

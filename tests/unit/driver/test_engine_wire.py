@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_docker.engine import (
+    ContainerSpec,
     ContainerStatus,
     EngineAbsentError,
     EngineConflictError,
@@ -20,9 +21,11 @@ from driver_docker.engine import (
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
+    TmpfsMount,
 )
 from driver_docker.engine_http import checked
 from driver_docker.engine_wire import (
+    container_body,
     container_facts,
     engine_event,
     engine_info,
@@ -53,6 +56,15 @@ def test_a_container_with_next_to_nothing_decodes() -> None:
     facts = container_facts({"Id": "c"})
     assert facts.status is ContainerStatus.UNKNOWN
     assert (facts.exit_code, facts.finished_at, facts.memory_limit_bytes, facts.networks) == (None, None, None, ())
+
+
+def test_a_containers_memory_file_systems_are_told_beside_its_mounts() -> None:
+    spec = ContainerSpec(
+        name="c", image="i", tmpfs=(TmpfsMount(target="/b", options="ro"), TmpfsMount(target="/a", options=""))
+    )
+    facts = container_facts({"Id": "c", "HostConfig": container_body(spec)["HostConfig"]})
+    assert facts.tmpfs_targets == ("/a", "/b")
+    assert container_facts({"Id": "c", "HostConfig": {"Tmpfs": None}}).tmpfs_targets == ()
 
 
 def test_a_container_that_could_not_run_shows_the_engines_words() -> None:

@@ -56,6 +56,18 @@ def refused(config: dict[str, Any]) -> str:
     return error.value.message
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("size=64m", "size=1G", "size=50%", "size=4096", "size=2T", "mode=1777", "mode=0700", "mode=7", "uid=0"),
+        *("gid=4294967294", "nr_inodes=0", "nr_inodes=10k", "nr_blocks=5", "mpol=default", "mpol=local"),
+        *("mpol=interleave", "mpol=prefer:1", "mpol=bind:0-3", "mpol=bind=static:0", "mpol=interleave=relative:1"),
+    ],
+)
+def test_values_of_tmpfs_options_that_the_kernel_takes_pass(option: str) -> None:
+    assert mount(type="tmpfs", target="/a", options=[option]) == TmpfsRequest(target="/a", options=(option,))
+
+
 def test_nothing_sent_is_nothing_used() -> None:
     assert decode({}) == CallerConfig()
     assert decode({}, allow=False).used is False
@@ -139,8 +151,21 @@ def test_each_kind_of_mount_is_understood(values: dict[str, Any], expected: Moun
         ({"type": "tmpfs", "target": "/a", "options": "noexec"}, "mounts[0].options must be a list"),
         ({"type": "tmpfs", "target": "/a", "options": ["bind"]}, "mounts[0].options[0] is no tmpfs option"),
         ({"type": "tmpfs", "target": "/a", "options": ["noexec,suid"]}, "mounts[0].options[0] is no tmpfs option"),
-        ({"type": "tmpfs", "target": "/a", "options": ["uid="]}, "mounts[0].options[0] is no tmpfs option"),
-        ({"type": "tmpfs", "target": "/a", "options": ["uid=1,gid=0"]}, "mounts[0].options[0] is no tmpfs option"),
+        ({"type": "tmpfs", "target": "/a", "options": ["uid="]}, "mounts[0].options[0] is no value for uid"),
+        ({"type": "tmpfs", "target": "/a", "options": ["uid=1,gid=0"]}, "mounts[0].options[0] is no value for uid"),
+        *(
+            ({"type": "tmpfs", "target": "/a", "options": [option]}, f"mounts[0].options[0] is no value for {key}")
+            for key, values in {
+                "size": ("lots", "0", "-1", "1x", "1.5m", "101%", "0%", "1mm", "9" * 30),
+                "mode": ("9999", "0x1ff", "-1", "u=rwx", "77777"),
+                "uid": ("abc", "-1", "4294967295", "9" * 30),
+                "gid": ("abc", "1k"),
+                "nr_inodes": ("many", "-1", "50%"),
+                "nr_blocks": ("many",),
+                "mpol": ("anything", "bind", "default:0", "interleave:0-", "prefer=static", "prefer:0-1", "bind:0,2"),
+            }.items()
+            for option in (f"{key}={value}" for value in values)
+        ),
         ({"type": "tmpfs", "target": "/a", "options": ["ro", "ro"]}, "mounts[0].options[1] says ro a second time"),
         ({"type": "tmpfs", "target": "/a", "options": ["size=1m"], "size_bytes": 5}, "says size a second time"),
     ],
@@ -155,6 +180,11 @@ def test_a_mount_that_breaks_a_rule_is_refused_by_its_path(values: dict[str, Any
         ({"mount": []}, "unknown key mount"),
         ({"mounts": {}}, "mounts must be a list"),
         ({"mounts": ["x"]}, "mounts[0] must be a table"),
+        ({"cdi_devices": ["nvidia.com/gpu=" + "0" * 5000]}, "cdi_devices[0] must be text of at most 4096 bytes"),
+        (
+            {"mounts": [{"type": "tmpfs", "target": "/a", "options": ["mpol=" + "x" * 5000]}]},
+            "mounts[0].options[0] must be text of at most 4096 bytes",
+        ),
         ({"mounts": [{"type": "tmpfs", "target": "/a"}] * 2}, "mounts[1].target /a is used by another mount"),
         (
             {"mounts": [{"type": "tmpfs", "target": "/a/"}, {"type": "volume", "source": "vv", "target": "/a"}]},

@@ -174,6 +174,7 @@ def test_struct_numbers_that_lost_something_are_refused(number: float) -> None:
     with pytest.raises(InvalidRequestError, match=r"mounts\[0\]\.size_bytes") as caught:
         exact_integer(number, path="mounts[0].size_bytes")
     assert caught.value.status is StatusCode.INVALID_ARGUMENT
+    assert "string" not in caught.value.message  # whoever takes integers takes no text for them
 
 
 def test_nested_numbers_become_integers_and_other_values_stay() -> None:

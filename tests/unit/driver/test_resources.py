@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass, field
+import os
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from driver_docker.engine import (
 from driver_docker.engine_wire import link_target
 from driver_docker.errors import DriverError, PreconditionError
 from driver_docker.mounts import MountError
-from driver_docker.plan import ClaimedResources
+from driver_docker.plan import SUPERVISOR_CA_DIR, ClaimedResources
 from driver_docker.requests import LaunchRequest, decode_sandbox
 from driver_docker.resources import Resources
 
@@ -49,6 +50,8 @@ class Answers:
     links: Mapping[str, str | None] = field(default_factory=dict)
     """What exists in the container: a link's target, or `None`."""
     refreshes: int = 0
+    asked: list[str] = field(default_factory=list)
+    """References of the images that were looked at."""
     lacking: str = ""
     """The kind of limit that the kernel does not enforce."""
 
@@ -69,6 +72,7 @@ class Answers:
         return self.info
 
     async def inspect_image(self, reference: str) -> ImageFacts:
+        self.asked.append(reference)
         if self.image is None:
             raise EngineAbsentError(reference)
         return self.image
@@ -168,6 +172,38 @@ async def test_a_bind_source_must_exist_where_the_engines_files_are_ours(
     await resources(Answers(), **OPEN).check(wanted)
 
 
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(36, "File name too long")])
+async def test_a_bind_source_that_cannot_be_looked_at_is_refused_as_one_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    def refuse(*_: object, **__: object) -> os.stat_result:
+        raise error
+
+    monkeypatch.setattr("os.stat", refuse)
+    wanted = request({"type": "bind", "source": "/root/x", "target": "/a"})
+    with pytest.raises(PreconditionError, match="/root/x does not exist, or the driver cannot see it"):
+        await resources(Answers(), **OPEN, socket_path="/x.sock").check(wanted)
+
+
+async def test_a_bind_source_with_a_name_that_no_disk_takes_is_refused() -> None:
+    wanted = request({"type": "bind", "source": "/" + "a" * 300, "target": "/a"})
+    with pytest.raises(PreconditionError, match="does not exist, or the driver cannot see it"):
+        await resources(Answers(), **OPEN, socket_path="/x.sock").check(wanted)
+
+
+async def test_the_early_check_looks_at_the_copy_that_a_launch_would_use() -> None:
+    engine = Answers(image=ImageFacts(image_id="sha256:1", working_dir="/work/here"))
+    wanted = request({"type": "tmpfs", "target": "/work"})
+    with pytest.raises(MountError):
+        await resources(engine).check(replace(wanted, image="image:1@sha256:" + "1" * 64))
+    assert engine.asked == ["image@sha256:" + "1" * 64]
+    # What is here is about to be replaced, and says nothing about the new one.
+    await resources(engine, image_pull_policy="always").check(wanted)
+    by_id = replace(wanted, image="sha256:" + "1" * 64)
+    with pytest.raises(MountError):
+        await resources(engine, image_pull_policy="always").check(by_id)
+
+
 async def test_the_workspace_of_an_image_that_is_here_is_checked_early() -> None:
     wanted = request({"type": "tmpfs", "target": "/work"})
     await resources(Answers()).check(wanted)
@@ -231,13 +267,37 @@ async def test_targets_on_free_ground_pass(links: dict[str, str | None], target:
         ({"/run": "/var/run"}, "/x", "leads /run/openshell-supervisor-ca/material to /var/run"),
     ],
 )
+@pytest.mark.parametrize("kind", ["volume", "tmpfs"])
 async def test_a_link_that_moves_a_mount_or_the_sandboxs_own_folders_is_refused(
-    links: dict[str, str | None], target: str, word: str
+    links: dict[str, str | None], target: str, word: str, kind: str
 ) -> None:
+    facts = created(target) if kind == "volume" else replace(created(), tmpfs_targets=(SUPERVISOR_CA_DIR, target))
     with pytest.raises(MountError) as refused:
-        await resources(Answers(links=OWN | links)).recheck(created(target))
+        await resources(Answers(links=OWN | links)).recheck(facts)
     assert word in refused.value.message
     assert refused.value.reason == "WorkspaceValidationFailed"
+
+
+async def test_the_memory_file_system_of_every_sandbox_is_no_foreign_mount() -> None:
+    facts = replace(created(), tmpfs_targets=(SUPERVISOR_CA_DIR,))
+    await resources(Answers(links={"/.openshell": "/elsewhere"})).recheck(facts, workspace="/w")
+
+
+@pytest.mark.parametrize(
+    ("links", "target", "workspace", "word"),
+    [
+        ({"/a": "/srv"}, "/a", "/srv/work", "mount target /a leads to /srv and covers the workspace /srv/work"),
+        ({"/work": "/srv/w", "/srv": None}, "/srv", "/work", "mount target /srv covers the workspace /srv/w"),
+        ({"/work": "/srv/w", "/a": "/srv/w"}, "/a", "/work", "mount target /a leads to /srv/w and covers"),
+    ],
+)
+async def test_a_link_that_brings_a_mount_over_the_workspace_is_refused(
+    links: dict[str, str | None], target: str, workspace: str, word: str
+) -> None:
+    with pytest.raises(MountError) as refused:
+        await resources(Answers(links=OWN | links)).recheck(created(target), workspace=workspace)
+    assert word in refused.value.message
+    await resources(Answers(links=OWN | links)).recheck(created(f"{target}/below/it"), workspace=workspace)
 
 
 def test_what_the_engine_tells_of_a_path_is_decoded() -> None:
