@@ -1,17 +1,15 @@
 """The verbs on a sandbox: create, start, stop, delete, and the reading ones.
 
 A verb that changes something runs as a task of its own: when its caller goes away it is carried on to its end
-(compute-driver contract 3.5, 3.6, 3.8). One lock for each sandbox keeps verbs from interleaving; a pending launch is
-cancelled first and awaited, so that its failure path cannot touch what the verb does.
+(compute-driver contract 3.5, 3.6, 3.8). What keeps verbs and launches from acting beside each other is said in `turns`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import events, names
+from driver_docker import events
 from driver_docker.concurrency import together
 from driver_docker.engine import EngineAbsentError, EngineError, EngineTimeoutError
 from driver_docker.errors import (
@@ -21,13 +19,13 @@ from driver_docker.errors import (
     SandboxNotFoundError,
     UnreadableRecordError,
 )
-from driver_docker.exits import failure_of
-from driver_docker.launch import ExitBeforeReadyError, as_failure
-from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
+from driver_docker.provision import Provisioner
+from driver_docker.records import RecordPhase
 from driver_docker.services import now
-from driver_docker.start import Starter, became_ready
+from driver_docker.start import Starter
 from driver_docker.stop import Stopper
 from driver_docker.teardown import remove_sandbox
+from driver_docker.turns import LAUNCHING, end_launch
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 5.0
 """How long a look may take; a gateway waits ten seconds for it (compute-driver contract 3.14)."""
-_UNDER_WAY: Final = frozenset({RecordPhase.PROVISIONING, RecordPhase.STARTING})
 _ASKED_ABOUT: Final = frozenset({RecordPhase.STARTING, RecordPhase.STOPPING, RecordPhase.STOPPED})
 """Phases whose state is the driver's own decision; an engine that cannot be asked makes it unavailable all the same."""
 
@@ -57,6 +54,7 @@ class Lifecycle:
         self._launcher = launcher
         self._exits = exits
         self._background = background
+        self._provisioner = Provisioner(services, launcher, exits, background)
         self._stopper = Stopper(services, exits)
         self._starter = Starter(services, launcher, exits, self._stopper, background)
 
@@ -87,105 +85,9 @@ class Lifecycle:
                 "configure the gateway's gateway_jwt"
             )
         await self.validate(request)
-        await self._background.to_the_end(self._create(request, launch), name=f"create {request.sandbox_id}")
-
-    async def _create(self, request: LaunchRequest, launch: LaunchAuthentication) -> None:
-        services = self._services
-        await self._give_way(request.sandbox_id)
-        sandbox = services.table.add(
-            SandboxRecord(
-                sandbox_id=request.sandbox_id,
-                name=request.name,
-                workspace=request.workspace,
-                phase=RecordPhase.PROVISIONING,
-                changed_at=now(),
-                generation=launch.supervisor.runtime_generation,
-                image_reference=request.image,
-                isolation_backend=services.config.backend_name,
-                container_name=names.workload_container_name(
-                    workspace=request.workspace, name=request.name, sandbox_id=request.sandbox_id
-                ),
-            )
+        await self._background.to_the_end(
+            self._provisioner.create(request, launch), name=f"create {request.sandbox_id}"
         )
-        sandbox.secrets = (launch.supervisor.gateway_token, launch.supervisor.sandbox_token)
-        try:
-            await services.save(sandbox)
-        except BaseException:
-            services.table.discard(sandbox)
-            raise
-        services.publish(events.scheduled(sandbox.sandbox_id, now(), image=request.image))
-        services.publish_snapshot(sandbox)
-        sandbox.launch_task = self._background.spawn(
-            self._launch(sandbox, request, launch), name=f"launch {sandbox.sandbox_id}"
-        )
-
-    async def _give_way(self, sandbox_id: str) -> None:
-        """Let a new launch take the id of a failed one, of which nothing is left (compute-driver contract 3.5).
-
-        Raises:
-            EngineError: Something is left and cannot be removed.
-        """
-        failed = self._services.table.by_id(sandbox_id)
-        if failed is None or failed.record.phase is not RecordPhase.FAILED:
-            return
-        async with failed.lock:
-            await remove_sandbox(self._engine, self._services.owner, sandbox_id)
-            await self._services.remove_files(failed, LAUNCH_FILES)
-            self._services.table.discard(failed)
-
-    async def _launch(self, sandbox: Sandbox, request: LaunchRequest, launch: LaunchAuthentication) -> None:
-        services = self._services
-        try:
-            await self._launcher.launch(sandbox, request, launch)
-            sandbox.workload = await self._engine.inspect_container(sandbox.record.workload_id)
-        except Exception as error:
-            if not isinstance(error, DriverError):
-                services.log_of(sandbox).exception("launch failed unexpectedly")
-            await self._launch_failed(sandbox, error)
-            return
-        await became_ready(services, sandbox)
-        self._exits.look(sandbox)
-
-    async def _launch_failed(self, sandbox: Sandbox, error: Exception) -> None:
-        """Tell why, then remove everything that was made; the failed record stays until it is deleted."""
-        services = self._services
-        if sandbox.record.phase is not RecordPhase.PROVISIONING:
-            return  # a delete has taken over
-        reason, message = as_failure(error)
-        failure = Failure(reason=reason, message=message, at=now())
-        if isinstance(error, ExitBeforeReadyError):
-            failure = failure_of(error.exit.verdict)
-        sandbox.intentional |= sandbox.container_ids
-        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.FAILED, failure=failure)
-        sandbox.workload = None
-        services.log_of(sandbox).warning("launch failed", reason=failure.reason, message=failure.message)
-        # Written before it is told: its containers, which are the evidence, are about to be removed.
-        if isinstance(error, ExitBeforeReadyError):
-            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
-        else:
-            await services.save_quietly(sandbox)
-        # The verdict first: who stops watching at the terminal snapshot has it.
-        services.publish(
-            events.warning(
-                sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
-            )
-        )
-        services.publish_snapshot(sandbox)
-        await self.clear_failed(sandbox)
-
-    async def clear_failed(self, sandbox: Sandbox) -> None:
-        """Remove what a failed launch left in the engine; tried again at each resync while it fails."""
-        async with sandbox.lock:
-            if sandbox.record.phase is not RecordPhase.FAILED:
-                return
-            try:
-                await remove_sandbox(self._engine, self._services.owner, sandbox.sandbox_id)
-            except EngineError as error:
-                self._services.log_of(sandbox).error("failed launch not removed yet", error=error.message)
-            else:
-                sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
-                await self._services.save_quietly(sandbox)
-                await self._services.remove_files(sandbox, LAUNCH_FILES)
 
     async def start(self, *, sandbox_id: str, name: str, generation: str, launch: LaunchAuthentication | None) -> None:
         """Start a sandbox again. Idempotent (compute-driver contract 3.7); it becomes ready in the background.
@@ -220,19 +122,20 @@ class Lifecycle:
 
     async def _stop(self, sandbox: Sandbox) -> None:
         services = self._services
-        if sandbox.record.phase in _UNDER_WAY:
-            await self._engine.ping()  # what is under way is not given up for a stop that cannot be made
-        await self._cancel_launch(sandbox)
         async with sandbox.lock:
             self._check_present(sandbox)
+            if sandbox.record.phase in LAUNCHING:
+                await self._engine.ping()  # what is under way is not given up for a stop that cannot be made
+            await end_launch(sandbox)
             phase = sandbox.record.phase
             if phase is RecordPhase.DELETING:
                 raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} is being deleted")
             if phase is RecordPhase.FAILED:
+                await self._provisioner.clear(sandbox)  # the launch may have been ended before it did so
                 services.publish_snapshot(sandbox)
             elif not sandbox.record.workload_id:
-                sandbox.intentional |= sandbox.container_ids
-                sandbox.notify()
+                # There is nothing yet that a start could use. What cannot be removed now is removed later.
+                self._mark_deleting(sandbox)
                 await self._remove(sandbox)
             else:
                 await self._stopper.stop(sandbox)
@@ -259,18 +162,16 @@ class Lifecycle:
         return await self._background.to_the_end(self._delete(sandbox), name=f"delete {sandbox.sandbox_id}")
 
     async def _delete(self, sandbox: Sandbox) -> bool:
-        services = self._services
-        self._mark_deleting(sandbox)
-        await self._cancel_launch(sandbox)
         async with sandbox.lock:
-            if services.table.by_id(sandbox.sandbox_id) is not sandbox:
+            if not self._services.table.holds(sandbox):
                 return False  # another delete was faster
-            self._mark_deleting(sandbox)  # again: a stop that was under way has set its own phase meanwhile
-            await services.save_quietly(sandbox)
+            self._mark_deleting(sandbox)
+            await end_launch(sandbox)
             await self._remove(sandbox)
         return True
 
     def _mark_deleting(self, sandbox: Sandbox) -> None:
+        """From here on nothing that ends is news, and no launch comes through or fails."""
         if sandbox.record.phase is RecordPhase.DELETING:
             return
         sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.DELETING)
@@ -280,18 +181,23 @@ class Lifecycle:
 
     async def _remove(self, sandbox: Sandbox) -> None:
         services = self._services
+        await services.save_quietly(sandbox)
         await remove_sandbox(self._engine, services.owner, sandbox.sandbox_id)
         await services.remove_record(sandbox.sandbox_id)
-        services.table.discard(sandbox)
         services.publish(events.Deleted(sandbox_id=sandbox.sandbox_id))
         services.log_of(sandbox).info("sandbox deleted")
 
     async def _delete_leftovers(self, sandbox_id: str) -> bool:
-        found = await remove_sandbox(self._engine, self._services.owner, sandbox_id)
-        found |= await self._services.remove_record(sandbox_id)
-        if found:
-            self._services.publish(events.Deleted(sandbox_id=sandbox_id))
-        return found
+        services = self._services
+        async with services.table.lock_of(sandbox_id):
+            sandbox = services.table.by_id(sandbox_id)
+            if sandbox is None:
+                found = await remove_sandbox(self._engine, services.owner, sandbox_id)
+                found |= await services.remove_record(sandbox_id)
+                if found:
+                    services.publish(events.Deleted(sandbox_id=sandbox_id))
+                return found
+        return await self._delete(sandbox)  # created while this call waited
 
     async def get(self, *, sandbox_id: str, name: str) -> Snapshot:
         """The state of one sandbox, looked at now.
@@ -350,17 +256,17 @@ class Lifecycle:
 
     def resume(self, sandbox: Sandbox) -> None:
         """Go on with what an outage or the end of an earlier driver has interrupted. Returns at once."""
+        if sandbox.lock.locked():
+            return  # somebody is at it
         phase, name = sandbox.record.phase, f"resume {sandbox.sandbox_id}"
         if phase is RecordPhase.STARTING:
             self._starter.resume(sandbox)
-        elif sandbox.lock.locked():
-            return  # somebody is at it
         elif phase is RecordPhase.STOPPING:
             self._background.spawn(self._stopper.resume(sandbox), name=name)
         elif phase is RecordPhase.DELETING:
             self._background.spawn(self._resume_delete(sandbox), name=name)
         elif phase is RecordPhase.FAILED:
-            self._background.spawn(self.clear_failed(sandbox), name=name)
+            self._background.spawn(self._provisioner.clear_failed(sandbox), name=name)
         elif phase is RecordPhase.ACTIVE and sandbox.record.failure is not None:
             self._background.spawn(self._exits.finish(sandbox), name=name)
 
@@ -375,23 +281,18 @@ class Lifecycle:
 
         A start is cancelled too; the next driver goes on with it.
         """
-        pending = [sandbox for sandbox in self._services.table if sandbox.record.phase in _UNDER_WAY]
+        pending = [sandbox for sandbox in self._services.table if sandbox.record.phase in LAUNCHING]
         await asyncio.gather(*(self._abandon(sandbox) for sandbox in pending))
 
     async def _abandon(self, sandbox: Sandbox) -> None:
-        await self._cancel_launch(sandbox)
-        if sandbox.record.phase is RecordPhase.PROVISIONING:
-            await self._launch_failed(sandbox, interrupted())
-
-    async def _cancel_launch(self, sandbox: Sandbox) -> None:
-        task = sandbox.launch_task
-        if task is None or task.done():
-            return
-        task.cancel()
-        await asyncio.wait([task])
+        async with sandbox.lock:
+            await end_launch(sandbox)
+            if sandbox.record.phase is RecordPhase.PROVISIONING:
+                await self._provisioner.conclude_failed(sandbox, interrupted())
+                await self._provisioner.clear(sandbox)
 
     def _check_present(self, sandbox: Sandbox) -> None:
-        if self._services.table.by_id(sandbox.sandbox_id) is not sandbox:
+        if not self._services.table.holds(sandbox):
             raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} was deleted meanwhile")
 
 

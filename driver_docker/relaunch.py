@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from driver_docker import documents, names, records, staging
-from driver_docker.engine import EngineAbsentError
+from driver_docker.engine import EngineAbsentError, EngineUnreachableError
 from driver_docker.errors import ProvisioningError
 from driver_docker.health import wait_until_healthy
 from driver_docker.launch import ExitBeforeReadyError, check_fence
@@ -126,7 +126,12 @@ class Relauncher:
             await self._run_supervisor(sandbox, supervisor, await launcher.delivery.supervisor_entries(built))
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
-            raise ExitBeforeReadyError(await launcher.why_ended(sandbox))
+            ended = await launcher.why_ended(sandbox)
+            if not ended.verdict.is_exit:
+                raise EngineUnreachableError(
+                    f"why sandbox {sandbox.sandbox_id} ended is not known: {ended.verdict.message}"
+                )
+            raise ExitBeforeReadyError(ended)
         sandbox.workload = await self._engine.inspect_container(sandbox.record.workload_id)
 
     async def _remove_supervisor(self, sandbox: Sandbox) -> None:
@@ -135,8 +140,7 @@ class Relauncher:
             sandbox.intentional.add(old)
             sandbox.record = replace(sandbox.record, supervisor_id="")
             await remove_container(self._engine, old)
-            sandbox.events.pop(old, None)
-            sandbox.judged.discard(old)
+            sandbox.forget(old)
 
     async def _run_workload(self, sandbox: Sandbox, retained: RetainedLaunch, committed: CommittedLaunch) -> None:
         workload = sandbox.record.workload_id

@@ -10,13 +10,16 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import events
+from driver_docker.concurrency import uninterrupted
 from driver_docker.engine import ContainerStatus, EngineUnreachableError
 from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, as_failure, check_fence
+from driver_docker.provision import conclude_ready
 from driver_docker.records import Failure, RecordPhase
 from driver_docker.relaunch import Relauncher
 from driver_docker.services import now
+from driver_docker.turns import LAUNCHING, end_launch, has_launch
 from driver_docker.verdict import Reason
 
 if TYPE_CHECKING:
@@ -72,10 +75,12 @@ class Starter:
         """
         async with sandbox.lock:
             self._check_present(sandbox)
-            record = sandbox.record
-            if record.phase in {RecordPhase.PROVISIONING, RecordPhase.STARTING}:
+            if sandbox.record.phase in LAUNCHING:
                 self._check_under_way(sandbox, generation)
+                self.resume(sandbox)
                 return
+            await end_launch(sandbox)  # one that is being concluded, so that it does not act beside the next
+            record = sandbox.record
             facts = await self._relauncher.look_at_workload(sandbox)
             if facts is None or facts.status is ContainerStatus.REMOVING:
                 raise SandboxNotFoundError(
@@ -94,8 +99,7 @@ class Starter:
                 await self._start_ended(sandbox, generation, launch, facts)
 
     def _check_present(self, sandbox: Sandbox) -> None:
-        current = self._services.table.by_id(sandbox.sandbox_id)
-        if current is not sandbox or sandbox.record.phase is RecordPhase.DELETING:
+        if not self._services.table.holds(sandbox) or sandbox.record.phase is RecordPhase.DELETING:
             raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} was deleted")
         if sandbox.record.phase is RecordPhase.FAILED:
             raise SandboxNotFoundError(
@@ -189,31 +193,26 @@ class Starter:
         self.resume(sandbox)
 
     def resume(self, sandbox: Sandbox) -> None:
-        """Go on with an accepted start, unless that is being done. Returns at once."""
-        if sandbox.record.phase is not RecordPhase.STARTING:
-            return
-        if sandbox.launch_task is None or sandbox.launch_task.done():
+        """Go on with an accepted start, unless that is being done. Returns at once; nobody else may have the turn."""
+        if sandbox.record.phase is RecordPhase.STARTING and not has_launch(sandbox):
             sandbox.launch_task = self._background.spawn(self._carry_out(sandbox), name=f"start {sandbox.sandbox_id}")
 
     async def _carry_out(self, sandbox: Sandbox) -> None:
         services = self._services
         try:
             await self._relauncher.run(sandbox)
+            await uninterrupted(conclude_ready(services, self._exits, sandbox))
         except EngineUnreachableError as error:
             services.log_of(sandbox).warning("start goes on when the engine answers again", error=error.message)
-            return
         except Exception as error:
             if not isinstance(error, DriverError):
                 services.log_of(sandbox).exception("start failed unexpectedly")
-            await self._failed(sandbox, error)
-            return
-        if sandbox.record.phase is not RecordPhase.STARTING:
-            return
-        await became_ready(services, sandbox)
-        self._exits.look(sandbox)
+            await uninterrupted(self._conclude_failed(sandbox, error))
+            # Unlike after a failed create, the workload and its volumes are kept.
+            await self._exits.finish(sandbox)
 
-    async def _failed(self, sandbox: Sandbox, error: Exception) -> None:
-        """Tell why, then end both containers; unlike after a failed create, the workload and its volumes are kept."""
+    async def _conclude_failed(self, sandbox: Sandbox, error: Exception) -> None:
+        """Record and tell why a start failed."""
         services = self._services
         if sandbox.record.phase is not RecordPhase.STARTING:
             return
@@ -235,14 +234,4 @@ class Starter:
                 sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
             )
         )
-        services.publish_snapshot(sandbox)
-        await self._exits.finish(sandbox)
-
-
-async def became_ready(services: Services, sandbox: Sandbox) -> None:
-    """Record that a launch or start came through, then tell it: no later driver may take back what was told."""
-    sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
-    await services.save_quietly(sandbox)
-    if sandbox.record.phase is RecordPhase.ACTIVE and sandbox.record.failure is None:
-        services.publish(events.started(sandbox.sandbox_id, now(), container_name=sandbox.record.container_name))
         services.publish_snapshot(sandbox)

@@ -15,12 +15,12 @@ from driver_docker.engine import (
     EngineConflictError,
     EngineError,
     EngineRefusedError,
-    EngineUnreachableError,
 )
-from driver_docker.errors import SandboxNotFoundError
+from driver_docker.errors import RecordError, SandboxNotFoundError
 from driver_docker.records import RecordPhase
 from driver_docker.services import now
-from driver_docker.teardown import remove_container
+from driver_docker.teardown import remove_auxiliaries
+from driver_docker.turns import LAUNCHING
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
@@ -38,74 +38,80 @@ class Stopper:
         self._exits = exits
 
     async def stop(self, sandbox: Sandbox) -> None:
-        """Stop a sandbox that has a workload container. The caller holds the sandbox's lock.
+        """Stop a sandbox that has a workload container. The caller has the turn, and has ended the launch.
 
         Raises:
             SandboxNotFoundError: Its workload container is gone.
-            EngineUnreachableError: The engine could not be asked at all, and nothing was done; or it went away in the
-                middle, and the stop is completed when it answers again.
-            EngineError: The engine refuses; the sandbox is as it was, as far as the engine let it.
+            EngineUnreachableError: The engine could not be asked at all, and nothing was done.
+            RecordError: The intent could not be recorded, and nothing was done.
+            EngineError: The engine refused or went away in the middle. A stop that was begun is completed later, as is
+                one for which a launch was given up.
         """
-        services = self._services
-        before = sandbox.record
+        services, before = self._services, sandbox.record
+        given_up = before.phase in LAUNCHING
+        if given_up:
+            self._mark_stopping(sandbox)
+            await services.save_quietly(sandbox)
+            services.publish_snapshot(sandbox)
         try:
             sandbox.workload = await self._engine.inspect_container(before.workload_id)
         except EngineAbsentError:
-            self._exits.ended(sandbox, Component.WORKLOAD)
-            raise _gone(sandbox) from None
-        except EngineUnreachableError:
-            if before.phase in {RecordPhase.PROVISIONING, RecordPhase.STARTING}:
-                # Its launch was given up for this stop, which is completed instead.
-                sandbox.record = before.changed(now(), phase=RecordPhase.STOPPING)
-                await services.save_quietly(sandbox)
-            raise
+            raise self._gone(sandbox) from None
         if sandbox.workload.status is ContainerStatus.REMOVING:
-            raise _gone(sandbox)
+            raise _missing(sandbox)
         if before.phase is RecordPhase.STOPPED and not sandbox.workload.status.is_alive:
             services.publish_snapshot(sandbox)
             return
-        sandbox.intentional |= sandbox.container_ids
-        sandbox.record = before.changed(now(), phase=RecordPhase.STOPPING, failure=None)
-        sandbox.notify()
+        if not given_up:
+            await self._begin(sandbox)
         try:
-            await services.save(sandbox)
-            services.publish_snapshot(sandbox)
             await self.complete(sandbox)
-        except EngineUnreachableError:
+        except EngineAbsentError:
+            raise self._gone(sandbox) from None
+
+    async def _begin(self, sandbox: Sandbox) -> None:
+        before, intentional = sandbox.record, frozenset(sandbox.intentional)
+        self._mark_stopping(sandbox)
+        try:
+            await self._services.save(sandbox)
+        except RecordError:
+            sandbox.record, sandbox.intentional = before, set(intentional)
+            if before.failure is None:
+                # Both run on. An end that was seen meanwhile was taken for the stop's, and is news again.
+                sandbox.judged -= sandbox.container_ids
+                self._exits.look(sandbox)
             raise
-        except BaseException as error:
-            if sandbox.record.phase is RecordPhase.STOPPING:
-                # The workload may run on, so its end is news again. The supervisor's is not: this may have caused it.
-                sandbox.intentional.discard(before.workload_id)
-                phase = RecordPhase.STOPPED if before.phase is RecordPhase.STOPPED else RecordPhase.ACTIVE
-                sandbox.record = sandbox.record.changed(now(), phase=phase, failure=before.failure)
-                await services.save_quietly(sandbox)
-                services.publish_snapshot(sandbox)
-            if isinstance(error, EngineAbsentError):
-                self._exits.ended(sandbox, Component.WORKLOAD)
-                raise _gone(sandbox) from None
-            raise
+        self._services.publish_snapshot(sandbox)
+
+    @staticmethod
+    def _mark_stopping(sandbox: Sandbox) -> None:
+        sandbox.intentional |= sandbox.container_ids
+        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.STOPPING, failure=None)
+        sandbox.notify()
 
     async def complete(self, sandbox: Sandbox) -> None:
-        """Carry a recorded stop to its end. The caller holds the sandbox's lock.
+        """Carry a recorded stop to its end. The caller has the turn.
 
         Raises:
             EngineAbsentError: The workload container is gone.
             EngineError: The engine cannot be asked, or refuses.
         """
-        services = self._services
+        services, supervisor = self._services, sandbox.record.supervisor_id
         sandbox.intentional |= sandbox.container_ids
         await self.stop_containers(sandbox)
         sandbox.run += 1
         sandbox.record = sandbox.record.changed(
             now(), phase=RecordPhase.STOPPED, failure=None, was_ready=False, supervisor_id=""
         )
-        await services.save(sandbox)
+        sandbox.forget(supervisor)
+        await services.save_quietly(sandbox)  # a driver that finds it as being stopped makes the same of it
         services.publish_snapshot(sandbox)
         services.log_of(sandbox).info("sandbox stopped")
 
     async def stop_containers(self, sandbox: Sandbox) -> None:
         """Remove the supervisor and stop the workload, whatever state they are in.
+
+        With it goes every other container but the workload, such as a supervisor whose creation was cut short.
 
         Raises:
             EngineAbsentError: The workload container is gone.
@@ -119,7 +125,7 @@ class Stopper:
                 await self._engine.stop_container(
                     record.supervisor_id, grace_seconds=config.supervisor_stop_grace_seconds
                 )
-            await remove_container(self._engine, record.supervisor_id)
+        await remove_auxiliaries(self._engine, self._services.owner, sandbox.sandbox_id)
         try:
             await self._engine.stop_container(record.workload_id, grace_seconds=config.stop_grace_seconds)
         except (EngineConflictError, EngineRefusedError):
@@ -138,12 +144,22 @@ class Stopper:
             try:
                 await self.complete(sandbox)
             except EngineAbsentError:
-                sandbox.intentional.discard(sandbox.record.workload_id)
-                sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE)
-                self._exits.ended(sandbox, Component.WORKLOAD)
+                self._gone(sandbox)
             except EngineError as error:
                 self._services.log_of(sandbox).warning("stop not complete yet", error=error.message)
 
+    def _gone(self, sandbox: Sandbox) -> SandboxNotFoundError:
+        """What to answer where the workload container is gone; its end is news, unless the sandbox was stopped."""
+        if sandbox.record.phase is RecordPhase.STOPPING:
+            workload = sandbox.record.workload_id
+            sandbox.workload = None
+            sandbox.intentional.discard(workload)
+            sandbox.judged.discard(workload)
+            sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE)
+        if sandbox.record.failure is None:
+            self._exits.ended(sandbox, Component.WORKLOAD)
+        return _missing(sandbox)
 
-def _gone(sandbox: Sandbox) -> SandboxNotFoundError:
+
+def _missing(sandbox: Sandbox) -> SandboxNotFoundError:
     return SandboxNotFoundError(f"the workload container of sandbox {sandbox.sandbox_id} no longer exists")

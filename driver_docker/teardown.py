@@ -58,6 +58,17 @@ async def remove_volume(engine: Engine, name: str) -> bool:
     return True
 
 
+async def remove_auxiliaries(engine: Engine, owner: labels.Owner, sandbox_id: str) -> None:
+    """Remove every container of a sandbox but its workload (compute-driver contract 5.9).
+
+    Raises:
+        EngineError: One of them is still there.
+    """
+    for row in await engine.list_containers(labels.sandbox_filter(owner, role=None, sandbox_id=sandbox_id)):
+        if row.labels.get(labels.ISOLATION_ROLE) != labels.Role.SANDBOX:
+            await remove_container(engine, row.container_id)
+
+
 async def remove_sandbox(engine: Engine, owner: labels.Owner, sandbox_id: str) -> bool:
     """Remove every container and volume with the sandbox's id and this driver's labels.
 

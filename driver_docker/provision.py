@@ -1,0 +1,179 @@
+"""Provisioning: from an accepted create to a sandbox that is ready, or to a failure that is remembered.
+
+Unlike after a failed start, nothing is kept of a launch that failed but its record (compute-driver contract 3.5, 5.4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from driver_docker import events, names
+from driver_docker.concurrency import uninterrupted
+from driver_docker.engine import EngineError
+from driver_docker.errors import DriverError, RecordError, SandboxExistsError
+from driver_docker.exits import failure_of
+from driver_docker.launch import ExitBeforeReadyError, as_failure
+from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
+from driver_docker.services import now
+from driver_docker.teardown import remove_sandbox
+from driver_docker.turns import LAUNCHING, end_launch
+
+if TYPE_CHECKING:
+    from driver_docker.concurrency import Background
+    from driver_docker.exits import Exits
+    from driver_docker.launch import Launcher
+    from driver_docker.requests import LaunchRequest
+    from driver_docker.sandboxes import Sandbox
+    from driver_docker.services import Services
+    from openshell.isolation.documents import LaunchAuthentication
+
+
+class Provisioner:
+    """Reserves sandboxes and launches them."""
+
+    def __init__(self, services: Services, launcher: Launcher, exits: Exits, background: Background) -> None:
+        self._services = services
+        self._launcher = launcher
+        self._exits = exits
+        self._background = background
+
+    async def create(self, request: LaunchRequest, launch: LaunchAuthentication) -> None:
+        """Reserve a sandbox and begin its launch. To be run to its end whatever becomes of the caller.
+
+        Raises:
+            SandboxExistsError: The id is taken.
+            EngineError: A failed sandbox has the id, and something of it is left that cannot be removed.
+            RecordError: The reservation could not be recorded; nothing is left.
+        """
+        services = self._services
+        taken = services.table.by_id(request.sandbox_id)
+        if taken is not None and taken.record.phase is not RecordPhase.FAILED:
+            # Said at once: whoever has its turn may take long.
+            raise SandboxExistsError(f"sandbox {request.sandbox_id} already exists; delete it before creating it again")
+        async with services.table.lock_of(request.sandbox_id):
+            await self._give_way(request.sandbox_id)
+            sandbox = services.table.add(self._reservation(request, launch))
+            sandbox.secrets = (launch.supervisor.gateway_token, launch.supervisor.sandbox_token)
+            try:
+                await services.save(sandbox)
+            except RecordError:
+                with contextlib.suppress(RecordError):
+                    await services.remove_record(sandbox.sandbox_id)
+                services.table.discard(sandbox)
+                raise
+            services.publish(events.scheduled(sandbox.sandbox_id, now(), image=request.image))
+            services.publish_snapshot(sandbox)
+            sandbox.launch_task = self._background.spawn(
+                self._launch(sandbox, request, launch), name=f"launch {sandbox.sandbox_id}"
+            )
+
+    def _reservation(self, request: LaunchRequest, launch: LaunchAuthentication) -> SandboxRecord:
+        return SandboxRecord(
+            sandbox_id=request.sandbox_id,
+            name=request.name,
+            workspace=request.workspace,
+            phase=RecordPhase.PROVISIONING,
+            changed_at=now(),
+            generation=launch.supervisor.runtime_generation,
+            image_reference=request.image,
+            isolation_backend=self._services.config.backend_name,
+            container_name=names.workload_container_name(
+                workspace=request.workspace, name=request.name, sandbox_id=request.sandbox_id
+            ),
+        )
+
+    async def _give_way(self, sandbox_id: str) -> None:
+        """Let a new sandbox take the id of a failed one, of which nothing is left (compute-driver contract 3.5).
+
+        Raises:
+            EngineError: Something is left and cannot be removed.
+        """
+        services = self._services
+        failed = services.table.by_id(sandbox_id)
+        if failed is None or failed.record.phase is not RecordPhase.FAILED:
+            return
+        await end_launch(failed)
+        await remove_sandbox(services.engine, services.owner, sandbox_id)
+        await services.remove_files(failed, LAUNCH_FILES)
+        services.table.discard(failed)
+
+    async def _launch(self, sandbox: Sandbox, request: LaunchRequest, launch: LaunchAuthentication) -> None:
+        services = self._services
+        try:
+            await self._launcher.launch(sandbox, request, launch)
+            sandbox.workload = await services.engine.inspect_container(sandbox.record.workload_id)
+            await uninterrupted(conclude_ready(services, self._exits, sandbox))
+        except Exception as error:
+            if not isinstance(error, DriverError):
+                services.log_of(sandbox).exception("launch failed unexpectedly")
+            await uninterrupted(self.conclude_failed(sandbox, error))
+            await self.clear_failed(sandbox)
+
+    async def conclude_failed(self, sandbox: Sandbox, error: Exception) -> None:
+        """Record and tell why a launch failed; the failed record stays until it is deleted."""
+        services = self._services
+        if sandbox.record.phase is not RecordPhase.PROVISIONING:
+            return  # a delete has taken over
+        reason, message = as_failure(error)
+        failure = Failure(reason=reason, message=message, at=now())
+        if isinstance(error, ExitBeforeReadyError):
+            failure = failure_of(error.exit.verdict)
+        sandbox.intentional |= sandbox.container_ids
+        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.FAILED, failure=failure)
+        sandbox.workload = None
+        services.log_of(sandbox).warning("launch failed", reason=failure.reason, message=failure.message)
+        # Written before it is told: its containers, which are the evidence, are about to be removed.
+        if isinstance(error, ExitBeforeReadyError):
+            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
+        else:
+            await services.save_quietly(sandbox)
+        # The verdict first: who stops watching at the terminal snapshot has it.
+        services.publish(
+            events.warning(
+                sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
+            )
+        )
+        services.publish_snapshot(sandbox)
+
+    async def clear_failed(self, sandbox: Sandbox) -> None:
+        """Take a turn to remove what a failed launch left; a look tries it again while it fails."""
+        async with sandbox.lock:
+            if self._services.table.holds(sandbox) and sandbox.record.phase is RecordPhase.FAILED:
+                await self.clear(sandbox)
+
+    async def clear(self, sandbox: Sandbox) -> None:
+        """Remove what a failed launch left in the engine and on disk. The caller holds the lock."""
+        services = self._services
+        try:
+            await remove_sandbox(services.engine, services.owner, sandbox.sandbox_id)
+        except EngineError as error:
+            services.log_of(sandbox).error("failed launch not removed yet", error=error.message)
+            return
+        sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
+        await services.save_quietly(sandbox)
+        await services.remove_files(sandbox, LAUNCH_FILES)
+
+
+async def conclude_ready(services: Services, exits: Exits, sandbox: Sandbox) -> None:
+    """Record that a launch or start came through, then tell it: no later driver may take back what was told.
+
+    Raises:
+        RecordError: It could not be recorded, so it is not told, and has not come through.
+    """
+    before = sandbox.record
+    if before.phase not in LAUNCHING:
+        return  # a delete has taken over
+    ready = sandbox.record = before.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
+    try:
+        await services.save(sandbox)
+    except RecordError:
+        if sandbox.record is ready:
+            sandbox.record = before
+            raise
+        return  # a container ended meanwhile, which was told
+    if sandbox.record.phase is RecordPhase.ACTIVE and sandbox.record.failure is None:
+        services.publish(events.started(sandbox.sandbox_id, now(), container_name=sandbox.record.container_name))
+        services.publish_snapshot(sandbox)
+    exits.look(sandbox)
