@@ -160,6 +160,7 @@ class Observer:
         Raises:
             EngineUnreachableError: The engine cannot be asked; nothing is concluded.
         """
+        self._background.spawn(self._services.save_unsaved(), name="records that were not written")
         asked = {sandbox: sandbox.run for sandbox in self._services.table if sandbox.record.phase is RecordPhase.ACTIVE}
         rows = await self._services.engine.list_containers(labels.owner_labels(self._services.owner))
         by_id = {row.container_id: row for row in rows}
@@ -171,7 +172,7 @@ class Observer:
             elif phase is RecordPhase.PROVISIONING:
                 sandbox.notify()
             elif phase is RecordPhase.FAILED:
-                if any(row.labels.get(labels.SANDBOX_ID) == sandbox.sandbox_id for row in rows):
+                if not sandbox.cleared or any(row.labels.get(labels.SANDBOX_ID) == sandbox.sandbox_id for row in rows):
                     self._lifecycle.resume(sandbox)
             elif phase is not RecordPhase.STOPPED:
                 sandbox.notify()

@@ -153,7 +153,7 @@ class Provisioner:
             return
         sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
         await services.save_quietly(sandbox)
-        await services.remove_files(sandbox, LAUNCH_FILES)
+        sandbox.cleared = await services.remove_files(sandbox, LAUNCH_FILES)
 
 
 async def conclude_ready(services: Services, exits: Exits, sandbox: Sandbox) -> None:

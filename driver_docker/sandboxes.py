@@ -36,6 +36,8 @@ class Sandbox:
     """The launch or start that is or was under way."""
     unsaved: bool = False
     """Whether the disk refused the last write of the record: it is tried again at each look."""
+    cleared: bool = False
+    """Whether nothing is left of a launch that failed; until then each look tries again to remove it."""
     workload: ContainerFacts | None = None
     """The last inspect of the workload container."""
     events: dict[str, list[EngineEvent]] = field(default_factory=dict)
