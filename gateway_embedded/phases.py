@@ -72,6 +72,7 @@ class PhaseInputs:
     stored_conditions: tuple[Condition, ...]
     snapshot: DriverSnapshot | None
     session_connected: bool
+    """Whether the supervisor instance that is admitted, or any where none is, is connected."""
     admission: Admission | None
     now: datetime
     driver_reports_runtime_readiness: bool = False

@@ -72,10 +72,6 @@ class SessionRegistry:
         del self._sessions[session.sandbox_id]
         return True
 
-    def connected(self, sandbox_id: str) -> bool:
-        """Whether a supervisor of that sandbox is connected."""
-        return sandbox_id in self._sessions
-
     def get(self, sandbox_id: str) -> Session | None:
         """The session of that sandbox."""
         return self._sessions.get(sandbox_id)

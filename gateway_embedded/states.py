@@ -140,11 +140,16 @@ class SandboxStates:
     def inputs(self, record: SandboxRecord) -> PhaseInputs:
         """Everything that decides the phase of a record now."""
         status = record.status
+        session = self.sessions.get(record.id)
+        # The session of an instance that another one has replaced says nothing about the configuration of that one.
+        connected = session is not None and (
+            status.admission is None or session.instance_id == status.admission.instance_id
+        )
         return PhaseInputs(
             stored_phase=status.phase,
             stored_conditions=status.conditions,
             snapshot=status.snapshot,
-            session_connected=self.sessions.connected(record.id),
+            session_connected=connected,
             admission=status.admission,
             now=self.clock(),
             driver_reports_runtime_readiness=self.driver_reports_runtime_readiness,

@@ -82,10 +82,27 @@ async def test_a_lost_session_is_told_and_a_new_one_heals(bench: GatewayBench) -
 async def test_a_newer_session_takes_the_older_ones_place(bench: GatewayBench) -> None:
     sandbox, first = await bench.ready()
     second = bench.supervisor(sandbox)
-    await second.connect()
+    await second.run()
     assert await first.session_status() == grpc.StatusCode.ABORTED
-    seen = await bench.until(lambda found: found.status.main_process_instance_id == second.instance_id)
-    assert seen.status.phase == pb.SANDBOX_PHASE_READY
+    seen = await bench.until_reason("DependenciesReady")
+    assert seen.status.main_process_instance_id == second.instance_id
+
+
+async def test_ready_rests_on_the_session_of_the_admitted_instance(bench: GatewayBench) -> None:
+    sandbox, first = await bench.ready()
+    second = bench.supervisor(sandbox)
+    await second.admit()
+    assert (await bench.get()).status.configuration_admission.state == ACCEPTED
+    seen = await bench.get()  # the first one's session is still open
+    assert (seen.status.phase, ready(seen).reason) == (pb.SANDBOX_PHASE_PROVISIONING, "SupervisorNotConnected")
+    stranger = bench.supervisor(sandbox)
+    await stranger.connect()
+    assert await first.session_status() == grpc.StatusCode.ABORTED
+    seen = await bench.get()
+    assert (seen.status.phase, ready(seen).reason) == (pb.SANDBOX_PHASE_PROVISIONING, "SupervisorNotConnected")
+    await second.connect()
+    assert await stranger.session_status() == grpc.StatusCode.ABORTED
+    await bench.until_reason("DependenciesReady")
 
 
 async def test_the_first_message_must_be_a_hello(bench: GatewayBench) -> None:
