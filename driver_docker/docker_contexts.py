@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from driver_docker.engine_tls import EngineTls
+from driver_docker.engine_tls import EngineTls, is_there
 from driver_docker.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -77,14 +77,7 @@ def read_context(name: str, environment: Mapping[str, str], *, named_by: str) ->
             f"Docker context {name} skips the verification of its engine, which this driver does not offer"
         )
     folder = store / "tls" / digest / "docker"
-    if not (folder / "ca.pem").exists():
-        return ContextEndpoint(host=host)
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    has_own = certificate.exists() and key.exists()
-    return ContextEndpoint(
-        host=host,
-        tls=EngineTls(ca=folder / "ca.pem", certificate=certificate if has_own else None, key=key if has_own else None),
-    )
+    return ContextEndpoint(host=host, tls=EngineTls.in_folder(folder) if is_there(folder / "ca.pem") else None)
 
 
 def _read(file: Path) -> dict[str, Any]:

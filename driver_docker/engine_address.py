@@ -100,12 +100,7 @@ def _environment_tls(url: str, environment: Mapping[str, str]) -> EngineTls | No
     if not url.startswith("tcp://"):
         return None
     if environment.get("DOCKER_TLS_VERIFY"):
-        folder = Path(environment.get("DOCKER_CERT_PATH") or docker_config_dir(environment))
-        certificate, key = folder / "cert.pem", folder / "key.pem"
-        has_own = certificate.exists() and key.exists()
-        return EngineTls(
-            ca=folder / "ca.pem", certificate=certificate if has_own else None, key=key if has_own else None
-        )
+        return EngineTls.in_folder(Path(environment.get("DOCKER_CERT_PATH") or docker_config_dir(environment)))
     if environment.get("DOCKER_TLS"):
         raise ConfigurationError(
             "DOCKER_TLS without DOCKER_TLS_VERIFY means TLS to an engine that is not verified, which this driver does "

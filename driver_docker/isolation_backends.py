@@ -181,10 +181,10 @@ def check_placeable(backend: RegisteredBackend, *, engine_is_local: bool) -> Non
             "the folder of its socket; register a tcp endpoint, or name the engine's socket in socket_path",
             reason="IsolationBackendNotPlaceable",
         )
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):  # noqa: PTH112 - unlike Path's, it never raises
         raise PreconditionError(
             f"isolation backend {backend.name} cannot be placed: the folder of its socket {folder} does not exist on "
-            "this host; start the backend first",
+            "this host, or the driver cannot see it; start the backend first",
             reason="IsolationBackendNotPlaceable",
         )
 

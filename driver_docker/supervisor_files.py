@@ -5,8 +5,8 @@ They are read anew for each launch, so that a rotated file counts from the next 
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.engine_address import engine_is_local
@@ -17,6 +17,8 @@ from openshell.isolation.documents import DocumentError, TransportTls
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from driver_docker.config import DriverConfig
 
 MAX_FILE_BYTES: Final = 1024 * 1024
@@ -78,9 +80,12 @@ def _check_folders(config: DriverConfig) -> None:
     if not engine_is_local(config):
         return
     binds = spiffe_binds(config) + supervisor_binds(config.delegated_backend)
-    for folder in (Path(bind.partition(":")[0]) for bind in binds):
-        if not folder.is_dir():
-            raise SupervisorFileError(f"folder {folder}, which the configuration names for supervisors, does not exist")
+    for folder in (bind.partition(":")[0] for bind in binds):
+        if not os.path.isdir(folder):  # noqa: PTH112 - unlike Path's, it never raises
+            raise SupervisorFileError(
+                f"folder {folder}, which the configuration names for supervisors, does not exist, or the driver cannot "
+                "see it"
+            )
 
 
 def _certificates(key: str, file: Path | None) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,30 @@ def test_field_report_48_tls_of_docker_host_is_verified_or_refused(tmp_path: Pat
     assert address.tls.key == tmp_path / "key.pem"
     with pytest.raises(ConfigurationError, match="DOCKER_TLS_VERIFY=1"):
         candidates(loaded, host | {"DOCKER_TLS": "1"})
+
+
+@pytest.mark.parametrize("file", ["ca.pem", "cert.pem", "key.pem"])
+def test_a_certificate_that_cannot_be_looked_at_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Without its CA, a connection that is meant to be encrypted would be tried in the clear."""
+    make_context(tmp_path, "far", "tcp://10.0.0.1:2376", certificates=True)
+    loaded = load_config({"bind_socket": Path("/run/x/d.sock")}, environment={})
+    real = os.stat
+
+    def refuse(path: Any, **kwargs: Any) -> os.stat_result:
+        if str(path).endswith(file):
+            raise PermissionError(13, "Permission denied")
+        return real(path, **kwargs)
+
+    monkeypatch.setattr("os.stat", refuse)
+    with pytest.raises(ConfigurationError, match=f"{file} cannot be looked at: Permission denied"):
+        candidates(loaded, {"DOCKER_CONFIG": str(tmp_path), "DOCKER_CONTEXT": "far"})
+    if file != "ca.pem":
+        host = {"DOCKER_HOST": "tcp://10.0.0.1:2376", "DOCKER_CERT_PATH": str(tmp_path), "DOCKER_TLS_VERIFY": "1"}
+        (tmp_path / "cert.pem").touch()
+        with pytest.raises(ConfigurationError, match=f"{file} cannot be looked at: Permission denied"):
+            candidates(loaded, host)
 
 
 def test_field_report_48_contexts_are_followed(tmp_path: Path) -> None:

@@ -175,6 +175,8 @@ def test_a_socket_whose_folder_is_not_here_is_refused_before_anything_is_created
     check_placeable(here, engine_is_local=True)
     with pytest.raises(PreconditionError, match="does not exist"):
         check_placeable(_one({"kind": "unix", "socket_path": str(tmp_path / "none" / "b.sock")}), engine_is_local=True)
+    with pytest.raises(PreconditionError, match="or the driver cannot see it"):
+        check_placeable(_one({"kind": "unix", "socket_path": f"/{'a' * 300}/b.sock"}), engine_is_local=True)
     with pytest.raises(PreconditionError, match="not known to be on this host"):
         check_placeable(here, engine_is_local=False)
     for local in (True, False):

@@ -148,6 +148,11 @@ def test_a_file_that_cannot_be_used_is_named_and_never_quoted(
     assert refused.value.status is StatusCode.FAILED_PRECONDITION
 
 
+def test_a_folder_that_cannot_be_looked_at_is_one_that_is_not_there() -> None:
+    with pytest.raises(SupervisorFileError, match="does not exist, or the driver cannot see it"):
+        read_supervisor_files(config(provider_spiffe_workload_api_socket=f"/{'a' * 300}/agent.sock"))
+
+
 def test_a_folder_for_supervisors_must_be_there_where_the_engines_files_are_ours(tmp_path: Path) -> None:
     socket = tmp_path / "spire" / "agent.sock"
     with pytest.raises(SupervisorFileError, match="spire, which the configuration names"):
