@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
 import grpc.aio
@@ -37,6 +37,7 @@ CONTROL_RPC_SECONDS = 30.0
 _STREAM_END_SECONDS = 1.0
 
 Chunk = stream_pb2.DelegatedBoundaryChunk
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +144,7 @@ class BoundaryConnection:
         await self._channel.close()
 
     async def _round_trip(self, call: grpc.aio.StreamStreamCall[Chunk, Chunk], envelope: RequestEnvelope) -> bytes:
+        ending = _Ending(call)
         try:
             for chunk in self._request_chunks(envelope):
                 if call.done():
@@ -153,10 +155,12 @@ class BoundaryConnection:
             # The call ended while we wrote; its status says why.
             await _raise_status(call)
         except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.INTERNAL:
-                # grpcio's own word for a write on a call that has just ended: nothing is known of the request.
-                raise TransportLostError("the stream ended while the request was being sent") from None
-            raise
+            if error.code() is not grpc.StatusCode.INTERNAL:
+                raise
+            # grpcio's own word for a write on a call that has just ended.
+            if (status := await ending.of_peer()) is not None:
+                raise status from None
+            raise TransportLostError("the stream ended while the request was being sent") from None
         buffer = FrameBuffer()
         async for chunk in _responses(call):
             if chunk.WhichOneof("payload") != "data":
@@ -205,6 +209,46 @@ class BoundaryConnection:
         if not response.boundary_id:
             raise DescriptorError("the boundary opened without an id")
         self._boundary_id = response.boundary_id
+
+
+class _Ending:
+    """How a call ended, although a write failed on it.
+
+    grpcio then puts a status of its own in the place of the peer's, before the peer's is read or after; each of the two
+    is announced by the call's callbacks.
+    """
+
+    def __init__(self, call: grpc.aio.StreamStreamCall[Chunk, Chunk]) -> None:
+        self._statuses: asyncio.Queue[grpc.aio.AioRpcError] = asyncio.Queue()
+        call.add_done_callback(self._announced)
+
+    async def of_peer(self) -> grpc.aio.AioRpcError | None:
+        """The peer's status; none where it does not come at once, or is no better than grpcio's."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STREAM_END_SECONDS):
+                for _ in range(2):
+                    status = await self._statuses.get()
+                    if status.code() not in (grpc.StatusCode.INTERNAL, grpc.StatusCode.OK):
+                        return status
+        return None
+
+    def _announced(self, call: grpc.aio.StreamStreamCall[Chunk, Chunk]) -> None:
+        code, details = _at_once(call.code()), _at_once(call.details())
+        if code is not None:
+            self._statuses.put_nowait(
+                grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=details)
+            )
+
+
+def _at_once(asked: Coroutine[object, object, _T]) -> _T | None:
+    """The result of a coroutine that has nothing to wait for; none where it waits after all."""
+    try:
+        asked.send(None)
+    except StopIteration as ended:
+        result: _T = ended.value
+        return result
+    asked.close()
+    return None
 
 
 def _bearer(token: str) -> tuple[tuple[str, str]]:

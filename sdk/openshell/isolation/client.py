@@ -41,7 +41,7 @@ from openshell.isolation.operations import (
     UpdateProviderEnvironment,
     Wait,
 )
-from openshell.isolation.recovery import ATTACH_SECONDS, REQUEST_SECONDS, ConnectionKeeper
+from openshell.isolation.recovery import ATTACH_SECONDS, REQUEST_SECONDS, ConnectionKeeper, require_generation
 
 _R = TypeVar("_R", bound=Result)
 
@@ -127,26 +127,20 @@ class BackendClient:
         envelope = RequestEnvelope.of(request)
         attached = await self._send(envelope, Attached, ATTACH_SECONDS)
         self._keeper.attach = envelope
-        if attached.snapshot.generation != self._target.descriptor.generation:
-            raise DescriptorError("the boundary attached another generation")
+        require_generation(self._target, attached)
         return attached.snapshot
 
     async def confirm(self) -> Confirmation:
         """Confirm, and check the evidence against the descriptor.
+
+        The evidence of every later confirmation, after a loss or a renewal, is checked too; where it falls short, the
+        connection is closed and every method raises the same error.
 
         Raises:
             ConfirmError: the evidence is missing something or is about another boundary.
         """
         self._keeper.confirm = self._keeper.confirm or RequestEnvelope.of(Confirm())
         confirmed = await self._send(self._keeper.confirm, Confirmed, REQUEST_SECONDS)
-        descriptor = self._target.descriptor
-        confirmed.confirmation.require(
-            generation=descriptor.generation,
-            session_id=descriptor.session_id,
-            identity=descriptor.workload_identity,
-            outer_fence=descriptor.outer_fence,
-            resource_claims=descriptor.resource_claims,
-        )
         return confirmed.confirmation
 
     async def supports_provider_files(self) -> bool:
@@ -219,7 +213,8 @@ class BackendClient:
         """Go on with another token; a newer epoch moves to a new connection, which replaces the present one.
 
         Raises:
-            TokenError: the token has no readable epoch, or the boundary refuses it.
+            TokenError: the token has no readable epoch, or the boundary refuses it; the one before stays in use.
+            ConfirmError: the boundary confirmed something else than it was launched as.
         """
         await self._keeper.renew(sandbox_token)
 

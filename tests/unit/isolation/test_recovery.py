@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from types import MethodType
 
 import pytest
 from scripted.isolation_boundary import POLICY, Boundary
 
+from openshell.isolation.boundary_connection import BoundaryConnection
 from openshell.isolation.client import BackendClient
 from openshell.isolation.connection_states import Connected
-from openshell.isolation.errors import ProcessError, TokenError, TransportLostError
-from openshell.isolation.operations import AgentSpec, ExitStatus, Signal
+from openshell.isolation.envelope import RequestEnvelope
+from openshell.isolation.errors import (
+    ConfirmError,
+    DescriptorError,
+    ProcessError,
+    TokenError,
+    TransportLostError,
+    UnavailableError,
+)
+from openshell.isolation.operations import (
+    AgentSpec,
+    Attached,
+    Confirmed,
+    EnforcedProperty,
+    ExitStatus,
+    Result,
+    Signal,
+    Wait,
+)
 
 MAIN = "generation-1:main"
 
@@ -151,3 +173,226 @@ async def test_a_token_that_expires_is_told_as_such(boundary: Boundary) -> None:
     client._keeper.current.use_token(boundary.token(sandbox_id="other"))
     with pytest.raises(TokenError, match="sandbox_id"):
         await client.signal(MAIN, Signal.TERM)
+
+
+def hours_pass(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock of the event loop that can be set forward."""
+    loop = asyncio.get_running_loop()
+    ahead = 0.0
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + ahead)
+
+    def advance(seconds: float) -> None:
+        nonlocal ahead
+        ahead += seconds
+
+    return advance
+
+
+async def cut_and_wait(boundary: Boundary, client: BackendClient) -> None:
+    lost = client.connection_lost
+    cut(boundary)
+    await lost.wait()
+
+
+async def test_each_outage_of_a_long_wait_has_its_own_window(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await recovering(boundary)
+    advance = hours_pass(monkeypatch)
+    waiting = asyncio.create_task(client.wait(MAIN))
+    await boundary.backend.until("wait")
+    open_connection = BoundaryConnection.open
+    refusals = 0
+
+    async def busy_once(*args: object, **kwargs: object) -> BoundaryConnection:
+        nonlocal refusals
+        refusals += 1
+        if refusals % 2:
+            raise UnavailableError("another connection with this epoch is still active")
+        return await open_connection(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(BoundaryConnection, "open", busy_once)
+    for outage in range(1, 4):
+        cut(boundary)
+        await boundary.backend.until("wait", times=1 + outage)
+        advance(60.0)
+    assert not waiting.done()
+    await client.signal(MAIN, Signal.TERM)
+    assert await waiting == ExitStatus.signaled(15)
+    assert refusals == 6
+
+
+async def test_a_stream_that_fails_an_hour_later_is_tried_again_on_its_live_connection(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await recovering(boundary)
+    advance = hours_pass(monkeypatch)
+    exchange = client._keeper.current.exchange
+    failing = 3
+    healed = asyncio.Event()
+
+    async def breaks(_: BoundaryConnection, envelope: RequestEnvelope, *, timeout_seconds: float | None) -> Result:
+        nonlocal failing
+        if envelope.request["operation"] != "wait":
+            return await exchange(envelope, timeout_seconds=timeout_seconds)
+        if failing == 0:
+            healed.set()
+            return await exchange(envelope, timeout_seconds=timeout_seconds)
+        failing -= 1
+        advance(3600.0)
+        raise TransportLostError("the stream was reset")
+
+    monkeypatch.setattr(client._keeper.current, "exchange", MethodType(breaks, client._keeper.current))
+    waiting = asyncio.create_task(client.wait(MAIN))
+    await asyncio.wait({waiting, healing := asyncio.ensure_future(healed.wait())}, return_when=asyncio.FIRST_COMPLETED)
+    healing.cancel()
+    await boundary.backend.until("wait")
+    await client.signal(MAIN, Signal.TERM)
+    assert await waiting == ExitStatus.signaled(15)
+    assert client._keeper.current.generation == 1
+
+
+async def test_a_stream_that_always_fails_at_once_is_given_up(boundary: Boundary) -> None:
+    client = await recovering(boundary, recovery_seconds=0.3)
+    exchange = client._keeper.current.exchange
+
+    async def breaks(_: BoundaryConnection, envelope: RequestEnvelope, *, timeout_seconds: float | None) -> Result:
+        if envelope.request["operation"] == "wait":
+            raise TransportLostError("the stream was reset")
+        return await exchange(envelope, timeout_seconds=timeout_seconds)
+
+    client._keeper.current.exchange = MethodType(breaks, client._keeper.current)  # type: ignore[method-assign]
+    with pytest.raises(TransportLostError, match="the stream was reset"):
+        await client.wait(MAIN)
+
+
+@pytest.mark.parametrize("silent", ["attach", "confirm"])
+async def test_a_boundary_that_connects_and_says_nothing_is_given_up_in_time(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    client = await recovering(boundary, recovery_seconds=0.3)
+    exchange = BoundaryConnection.exchange
+    asked = asyncio.Event()
+
+    async def says_nothing(
+        connection: BoundaryConnection, envelope: RequestEnvelope, *, timeout_seconds: float | None
+    ) -> Result:
+        if envelope.request["operation"] == silent:
+            asked.set()
+            await asyncio.Event().wait()
+        return await exchange(connection, envelope, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(BoundaryConnection, "exchange", says_nothing)
+    await cut_and_wait(boundary, client)
+    with pytest.raises(TransportLostError, match="not recovered within"):
+        async with asyncio.timeout(10):
+            await client.wait(MAIN)
+    assert asked.is_set()
+
+
+def weakened(result: Result) -> Result:
+    """What a boundary would answer that no longer confines the filesystem."""
+    if not isinstance(result, Confirmed):
+        return result
+    properties = replace(
+        result.confirmation.properties, filesystem_confinement=EnforcedProperty(enforced=False, mechanism="none")
+    )
+    return Confirmed(confirmation=replace(result.confirmation, properties=properties))
+
+
+def weaken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result] = weakened) -> None:
+    exchange = BoundaryConnection.exchange
+
+    async def changed(
+        connection: BoundaryConnection, envelope: RequestEnvelope, *, timeout_seconds: float | None
+    ) -> Result:
+        return change(await exchange(connection, envelope, timeout_seconds=timeout_seconds))
+
+    monkeypatch.setattr(BoundaryConnection, "exchange", changed)
+
+
+async def is_over(client: BackendClient) -> None:
+    """The connection is closed, and nothing is asked of this boundary any more."""
+    async with asyncio.timeout(10):
+        await client.connection_lost.wait()
+    with pytest.raises(ConfirmError, match="filesystem_confinement"):
+        await client.signal(MAIN, Signal.TERM)
+
+
+async def test_weaker_evidence_after_a_loss_ends_the_use_of_a_boundary(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await recovering(boundary)
+    weaken(monkeypatch)
+    await cut_and_wait(boundary, client)
+    with pytest.raises(ConfirmError, match="does not enforce filesystem_confinement"):
+        await client.wait(MAIN)
+    monkeypatch.undo()
+    await is_over(client)
+    assert "signal term" not in boundary.backend.calls
+
+
+async def test_weaker_evidence_in_a_probe_ends_the_use_of_a_boundary(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await recovering(boundary)
+    weaken(monkeypatch)
+
+    async def breaks(_: BoundaryConnection, envelope: RequestEnvelope, *, timeout_seconds: float | None) -> Result:
+        if envelope.request["operation"] == "wait":
+            raise TransportLostError("the stream was reset")
+        return await BoundaryConnection.exchange(client._keeper.current, envelope, timeout_seconds=timeout_seconds)
+
+    client._keeper.current.exchange = MethodType(breaks, client._keeper.current)  # type: ignore[method-assign]
+    with pytest.raises(ConfirmError, match="filesystem_confinement"):
+        await client.wait(MAIN)
+    await is_over(client)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+async def test_weaker_evidence_in_a_renewal_ends_the_use_of_a_boundary(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch, epoch: int
+) -> None:
+    client = await recovering(boundary)
+    waiting = asyncio.create_task(client.wait(MAIN))
+    await boundary.backend.until("wait")
+    weaken(monkeypatch)
+    with pytest.raises(ConfirmError, match="filesystem_confinement"):
+        await client.renew_token(boundary.token(auth_epoch=epoch))
+    with pytest.raises(ConfirmError, match="filesystem_confinement"):
+        await waiting
+
+
+async def test_a_replacement_of_another_generation_is_refused(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await recovering(boundary)
+
+    def of_another(result: Result) -> Result:
+        if not isinstance(result, Attached):
+            return result
+        return Attached(snapshot=replace(result.snapshot, generation="generation-2"))
+
+    weaken(monkeypatch, of_another)
+    await cut_and_wait(boundary, client)
+    with pytest.raises(DescriptorError, match="attached another generation"):
+        await client.wait(MAIN)
+
+
+async def test_a_renewed_token_that_is_refused_leaves_the_one_before_in_use(boundary: Boundary) -> None:
+    client = await recovering(boundary)
+    with pytest.raises(TokenError):
+        await client.renew_token(boundary.token(sandbox_id="other"))
+    await client.signal(MAIN, Signal.TERM)
+    assert boundary.backend.calls.count("signal term") == 1
+
+
+async def test_a_refusal_that_comes_while_the_request_is_being_sent_is_told(boundary: Boundary) -> None:
+    client = await recovering(boundary)
+    connection = client._keeper.current
+    connection.use_token(boundary.token(sandbox_id="other"))
+    request = RequestEnvelope.of(Wait(process_id="p" * 500_000))
+    for _ in range(20):
+        with pytest.raises(TokenError, match="sandbox_id"):
+            await connection.exchange(request, timeout_seconds=10)
+    assert not connection.closed.is_set()
