@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_SCRATCH: Final = re.compile(r"\..+\.[0-9a-f]{8}")
+
+
+def is_scratch(name: str) -> bool:
+    """Whether a file is what a process that was killed in the middle of `replace_file` left."""
+    return _SCRATCH.fullmatch(name) is not None
 
 
 def replace_file(file: Path, data: bytes, *, durable: bool = True) -> None:

@@ -146,6 +146,7 @@ class Provisioner:
     async def clear(self, sandbox: Sandbox) -> None:
         """Remove what a failed launch left in the engine and on disk. The caller holds the lock."""
         services = self._services
+        files_gone = await services.remove_files(sandbox, LAUNCH_FILES)  # secrets go even while the engine is away
         try:
             await remove_sandbox(services.engine, services.owner, sandbox.sandbox_id)
         except EngineError as error:
@@ -153,7 +154,7 @@ class Provisioner:
             return
         sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
         await services.save_quietly(sandbox)
-        sandbox.cleared = await services.remove_files(sandbox, LAUNCH_FILES)
+        sandbox.cleared = files_gone
 
 
 async def conclude_ready(services: Services, exits: Exits, sandbox: Sandbox) -> None:

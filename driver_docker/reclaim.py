@@ -11,7 +11,7 @@ from driver_docker import labels
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, RecordError
 from driver_docker.lifecycle import interrupted
-from driver_docker.records import AUTH_FILE, Failure, RecordPhase
+from driver_docker.records import AUTH_FILE, LAUNCH_FILES, Failure, RecordPhase
 from driver_docker.services import now
 from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
 from driver_docker.verdict import Reason
@@ -39,6 +39,7 @@ async def reclaim(services: Services) -> None:
         RecordError: The state folder cannot be read.
         EngineUnreachableError: The engine cannot be asked.
     """
+    await _tolerant(services, "files of writes that were cut", services.disk.run(services.store.sweep))
     stored = await services.disk.run(services.store.load)
     for unreadable in stored.unreadable:
         services.table.unreadable[unreadable.sandbox_id] = unreadable.why
@@ -72,7 +73,7 @@ async def _remove(services: Services, row: ContainerRow) -> None:
     await _tolerant(services, row.name, remove_container(services.engine, row.container_id))
 
 
-async def _tolerant(services: Services, what: str, removal: Awaitable[bool]) -> bool:
+async def _tolerant(services: Services, what: str, removal: Awaitable[object]) -> bool:
     """Carry out a removal; one that engine or disk refuses must not keep the driver from serving everything else.
 
     Raises:
@@ -104,8 +105,9 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         )
         await services.save_quietly(sandbox)
     if sandbox.record.phase is RecordPhase.FAILED:
+        files_gone = await services.remove_files(sandbox, LAUNCH_FILES)
         removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)
-        await _tolerant(services, record.sandbox_id, removal)
+        sandbox.cleared = await _tolerant(services, record.sandbox_id, removal) and files_gone
         return
     try:
         sandbox.workload = await services.engine.inspect_container(record.workload_id)

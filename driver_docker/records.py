@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from driver_docker.atomic_file import replace_file
+from driver_docker.atomic_file import is_scratch, replace_file
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import JOURNAL_FILE
 from driver_docker.sandbox_ids import is_sandbox_id
@@ -167,6 +167,22 @@ class RecordStore:
                 unreadable.append(UnreadableRecord(sandbox_id=sandbox_id, why=f"record {file} cannot be read: {why}"))
         return StoredRecords(records=tuple(records), unreadable=tuple(unreadable), without=tuple(without))
 
+    def sweep(self) -> None:
+        """Remove what writes left that were cut by the end of their process: secrets may be in it.
+
+        Only for a driver that is coming up: it writes nothing yet, and nobody else may.
+
+        Raises:
+            RecordError: The disk refused.
+        """
+        try:
+            for folder in (self._directory, *(self._directory / entry.name for entry in self._folders())):
+                for file in folder.iterdir():
+                    if is_scratch(file.name):
+                        file.unlink(missing_ok=True)
+        except OSError as error:
+            raise RecordError(f"state folder {self._directory} cannot be cleared: {error.strerror}") from error
+
     def _folders(self) -> list[os.DirEntry[str]]:
         try:
             with os.scandir(self._directory) as entries:
@@ -249,10 +265,14 @@ class RecordStore:
         """
         folder = self._folder(sandbox_id)
         try:
-            shutil.rmtree(folder)
+            folder.lstat()
         except FileNotFoundError:
             return False
         except OSError as error:
+            raise RecordError(f"state folder of sandbox {sandbox_id} cannot be read: {error.strerror}") from error
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:  # also where a file in it is gone: the rest of it may still be there
             raise RecordError(f"state folder of sandbox {sandbox_id} cannot be removed: {error.strerror}") from error
         return True
 

@@ -19,6 +19,7 @@ from scripted.disk_trap import PRELUDE, DiskTrap
 from scripted.engine_proxy import EngineProxy, Moment, Trap
 from scripted.retained import refreshed, start, stop, stopped, wait_ready_again
 
+from driver_docker.records import RECORD_FILE
 from openshell.isolation.documents import LaunchAuthentication
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
@@ -178,6 +179,8 @@ async def test_create(bench: DriverBench, step: Step) -> None:
                 else:
                     assert "the driver ended" in shown.message
                     assert bench.sandbox_left_over(sandbox_id) == []
+                    left = {file.name for file in (bench.folder / "state" / bench.namespace / sandbox_id).iterdir()}
+                    assert left == {RECORD_FILE}, "no secret of a launch that was cut stays"
                 await _delete(run.link, sandbox_id)
             assert bench.sandbox_left_over(wanted.id) == []
         await _delete(run.link, wanted.id)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted.memory_engine import SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver, record
 
+from driver_docker.engine import EngineRefusedError
 from driver_docker.errors import SandboxExistsError, SandboxNotFoundError, UnreadableRecordError
 from driver_docker.reclaim import reclaim
-from driver_docker.records import RECORD_FILE
+from driver_docker.records import LAUNCH_FILES, RECORD_FILE, RecordPhase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -111,3 +112,28 @@ async def test_a_folder_that_cannot_be_removed_does_not_keep_the_driver_from_com
     monkeypatch.setattr("shutil.rmtree", refuse)
     await reclaim(services)
     assert [sandbox.sandbox_id for sandbox in services.table] == ["sb"]
+
+
+@pytest.mark.parametrize("phase", [RecordPhase.PROVISIONING, RecordPhase.FAILED])
+async def test_no_secret_of_a_launch_that_was_cut_stays_on_the_disk(driver: MemoryDriver, phase: RecordPhase) -> None:
+    services = driver.services
+    services.store.save(record(phase=phase))
+    services.store.save_files("sb", dict.fromkeys(LAUNCH_FILES, b"secret"))
+    (services.store.directory / "sb" / ".boundary-server.key.0123abcd").write_bytes(b"secret")
+    driver.hold(WORKLOAD)
+    driver.hold_volume("supervisor")
+    await reclaim(services)
+    (sandbox,) = services.table
+    assert (sandbox.record.phase, sandbox.cleared) == (RecordPhase.FAILED, True)
+    assert [file.name for file in (services.store.directory / "sb").iterdir()] == [RECORD_FILE]
+    assert (driver.engine.containers, driver.engine.volumes) == ({}, {})
+
+
+async def test_what_is_left_of_a_failed_launch_is_not_taken_for_cleared(driver: MemoryDriver) -> None:
+    services = driver.services
+    services.store.save(record(phase=RecordPhase.FAILED))
+    driver.hold_volume("supervisor")
+    driver.engine.refuse = lambda call, _: EngineRefusedError("no") if call == "remove_volume" else None
+    await reclaim(services)
+    (sandbox,) = services.table
+    assert not sandbox.cleared

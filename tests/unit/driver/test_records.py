@@ -219,3 +219,37 @@ def test_a_folder_that_no_sandbox_can_have_is_left_alone(store: RecordStore) -> 
     (store.directory / ".hidden").mkdir()
     (store.directory / "sb-2").mkdir()
     assert store.load().without == ("sb-2",)
+
+
+def test_a_file_that_goes_meanwhile_is_not_taken_for_an_absent_folder(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.save_files("sb-1", {"supervisor-auth.json": b"secret"})
+
+    def fail(_: Path) -> None:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr("shutil.rmtree", fail)
+    with pytest.raises(RecordError, match="cannot be removed"):
+        store.remove("sb-1")
+    assert not store.remove("sb-2")
+
+
+def test_what_writes_that_were_cut_left_goes(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save_files("sb-1", {"supervisor-auth.json": b"old"})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.replace", killed)
+        patched.setattr("pathlib.Path.unlink", lambda *_, **__: None)  # a kill leaves no time for that
+        with pytest.raises(KeyboardInterrupt):
+            store.save_files("sb-1", {"supervisor-auth.json": b"new"})
+        with pytest.raises(KeyboardInterrupt):
+            store.save(RECORD)
+    assert len(list((store.directory / "sb-1").iterdir())) == 3
+    before = sorted(file.name for file in store.directory.iterdir())
+    store.sweep()
+    assert [file.name for file in (store.directory / "sb-1").iterdir()] == ["supervisor-auth.json"]
+    assert sorted(file.name for file in store.directory.iterdir()) == before
