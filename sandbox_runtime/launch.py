@@ -29,6 +29,8 @@ EXEC_SECONDS = 10.0
 _LARGEST_REPORT_BYTES = 64 * 1024
 _FIRST_SAFE_FD = 16  # above every descriptor number that the launcher expects
 _MODULE_FOLDER = str(Path(__file__).resolve().parent.parent)
+_SETTABLE_SIGNALS = frozenset(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}
+"""All of them: what PID 1 ignores, or inherited as ignored, would stay ignored across both executions."""
 _BOOT = "import sys;sys.path.append(sys.argv[1]);from sandbox_runtime.launcher import main;main()"
 
 
@@ -157,7 +159,7 @@ def _spawner(sources: Sequence[int]) -> Callable[[], int]:
                 (os.POSIX_SPAWN_DUP2, source, target) for source, target in zip(sources, targets, strict=True)
             ],
             setsigmask=(),
-            setsigdef=(signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD),
+            setsigdef=_SETTABLE_SIGNALS,
         )
 
     return start

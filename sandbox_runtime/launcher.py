@@ -124,9 +124,10 @@ def _read_instructions() -> Instructions:
 
 
 def _default_signals() -> None:
-    # Python ignores these for itself, and what is ignored stays ignored across execve.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    # Python ignores some for itself, and what is ignored stays ignored across execve.
+    for number in signal.valid_signals():
+        if signal.getsignal(number) not in (signal.SIG_DFL, None):
+            signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 

@@ -279,6 +279,9 @@ async def kill_frozen(world: World) -> dict[str, object]:
 
 async def launch_echo(world: World) -> dict[str, object]:
     """What the program finds: arguments, environment, folder, session, descriptors, signals, privileges."""
+    # As nohup, a supervisor of services or an engine may leave them to PID 1.
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGUSR2, signal.SIGRTMIN + 3):
+        signal.signal(number, signal.SIG_IGN)
     script = (
         "echo $1; pwd; env | sort; ls /proc/self/fd | wc -l; cat /proc/self/oom_score_adj; "
         "grep -E '^(Sig(Blk|Ign)|NoNewPrivs):' /proc/self/status"
