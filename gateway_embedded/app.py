@@ -20,6 +20,7 @@ from gateway_embedded.driver_link import DriverLink
 from gateway_embedded.errors import ConfigurationError
 from gateway_embedded.events import EventHub
 from gateway_embedded.handshake import DriverIdentity
+from gateway_embedded.leftovers import Leftovers
 from gateway_embedded.lifecycle import SandboxLifecycle
 from gateway_embedded.observation import DriverObserver
 from gateway_embedded.replays import ReplayGuard
@@ -106,8 +107,9 @@ class Gateway:
             clock=lambda: self._clock().timestamp(),
         )
         self._deadlines = DeadlineKeeper(self._states, self._driver, self._tasks, config.deadlines)
-        self._lifecycle = SandboxLifecycle(self._states, self._driver, authority, self._tasks, config)
-        self._observer = DriverObserver(self._states, self._driver, self._tasks, config.driver_timings)
+        leftovers = Leftovers(self._driver, self._tasks, retry_seconds=config.deadlines.cleanup_retry_seconds)
+        self._lifecycle = SandboxLifecycle(self._states, self._driver, authority, leftovers, self._tasks, config)
+        self._observer = DriverObserver(self._states, self._driver, leftovers, config.driver_timings)
         users = UserService(
             states=self._states,
             driver=self._driver,

@@ -104,6 +104,13 @@ class SandboxExistsError(GatewayError):
     default_status = StatusCode.ALREADY_EXISTS
 
 
+class DeletedMeanwhileError(GatewayError):
+    """A sandbox was deleted while the operation on it was under way."""
+
+    default_reason = "SANDBOX_DELETED"
+    default_status = StatusCode.ABORTED
+
+
 class PreconditionError(GatewayError):
     """The state of the sandbox, the driver or the gateway does not allow the call."""
 

@@ -14,12 +14,14 @@ from gateway_embedded.config import GatewayConfig
 from gateway_embedded.driver_link import DriverLink
 from gateway_embedded.encoding import TimestampRangeError
 from gateway_embedded.errors import (
+    DeletedMeanwhileError,
     DriverCallError,
     GatewayError,
     PreconditionError,
     SandboxExistsError,
     public_text,
 )
+from gateway_embedded.leftovers import Leftovers
 from gateway_embedded.sandboxes import READY, Condition, Phase, Provisioning, SandboxRecord, SandboxStatus
 from gateway_embedded.states import SandboxStates
 from gateway_embedded.tokens import TokenAuthority, new_launch
@@ -38,14 +40,18 @@ class SandboxLifecycle:
         states: SandboxStates,
         driver: DriverLink,
         authority: TokenAuthority,
+        leftovers: Leftovers,
         tasks: BackgroundTasks,
         config: GatewayConfig,
     ) -> None:
         self._states = states
         self._driver = driver
         self._authority = authority
+        self._leftovers = leftovers
         self._tasks = tasks
         self._config = config
+        self._creations: dict[str, asyncio.Event] = {}
+        """Creates that the driver works on; each is set when its answer is there."""
         self._deletions: dict[str, asyncio.Task[bool]] = {}
         self._log = structlog.get_logger("gateway.lifecycle")
 
@@ -56,6 +62,7 @@ class SandboxLifecycle:
 
         Raises:
             SandboxExistsError: The name is taken, here or at the driver.
+            DeletedMeanwhileError: Someone deleted it before it was there.
             PreconditionError: The driver refuses it in this state.
             GatewayError: INTERNAL for any other failure of the driver's create, or whatever its validation answered.
         """
@@ -75,6 +82,7 @@ class SandboxLifecycle:
         await self._driver.validate(wanted)
         record = await self._store(request, sandbox_id, name, workspace, spec)
         self._add_credentials(wanted, record)
+        answered = self._creations[sandbox_id] = asyncio.Event()
         try:
             await self._driver.confirm("CreateSandbox")
             await self._driver.create(wanted)
@@ -82,8 +90,16 @@ class SandboxLifecycle:
             self._log.warning("the driver refused a sandbox", sandbox_id=sandbox_id, sandbox=name, error=error.message)
             await self._states.remove(sandbox_id)
             raise _create_failed(error, name) from error
+        finally:
+            del self._creations[sandbox_id]
+            answered.set()
+        stored = await self._states.store.get(sandbox_id)
+        if stored is None:
+            self._leftovers.remove_later(sandbox_id, name)
+        if stored is None or stored.status.phase is Phase.DELETING:
+            raise DeletedMeanwhileError(f"sandbox {name!r} was deleted while it was being created")
         self._log.info("sandbox created", sandbox_id=sandbox_id, sandbox=name, workspace=workspace)
-        return await self._states.store.get(sandbox_id) or record
+        return stored
 
     async def delete(self, workspace: str, name: str) -> openshell_pb2.DeleteSandboxResponse:
         """Delete a sandbox (compute-driver contract 3.8); a second call joins the first.
@@ -150,8 +166,14 @@ class SandboxLifecycle:
         marked = await self._states.change_if_stored(before.id, mark)
         if marked is None:
             return True
+        creation = self._creations.get(before.id)
         try:
             was_there = await self._driver.delete(before.id, before.name)
+            if creation is not None:
+                # The driver may have been asked before it had heard of the sandbox.
+                await creation.wait()
+                if self._states.knows(before.id):
+                    was_there = await self._driver.delete(before.id, before.name)
         except DriverCallError as error:
             await self._undo_delete(before)
             raise GatewayError(

@@ -7,12 +7,12 @@ import asyncio
 import structlog
 
 from gateway_embedded import encoding, phases
-from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.config import DriverTimings
 from gateway_embedded.driver_link import DriverLink
 from gateway_embedded.encoding import TimestampRangeError
 from gateway_embedded.errors import DriverCallError, GatewayError
 from gateway_embedded.events import is_lasting
+from gateway_embedded.leftovers import Leftovers
 from gateway_embedded.sandboxes import Phase, SandboxRecord
 from gateway_embedded.states import SandboxStates, with_view
 from openshell.status import StatusCode
@@ -29,12 +29,10 @@ _RETAINED = (Phase.STOPPING, Phase.STOPPED, Phase.STARTING)
 class DriverObserver:
     """Applies what the driver tells, one event at a time (compute-driver contract 3.10 and 3.11)."""
 
-    def __init__(
-        self, states: SandboxStates, driver: DriverLink, tasks: BackgroundTasks, timings: DriverTimings
-    ) -> None:
+    def __init__(self, states: SandboxStates, driver: DriverLink, leftovers: Leftovers, timings: DriverTimings) -> None:
         self._states = states
         self._driver = driver
-        self._tasks = tasks
+        self._leftovers = leftovers
         self._timings = timings
         self._log = structlog.get_logger("gateway.observer")
 
@@ -105,7 +103,7 @@ class DriverObserver:
             return
         self._log.warning("the driver no longer has a sandbox; removing it", sandbox_id=record.id, sandbox=record.name)
         await self._states.remove(record.id)
-        self._reclaim_later(record.id, record.name)
+        self._leftovers.remove_later(record.id, record.name)
 
     def _missing(self, record: SandboxRecord) -> SandboxRecord | None:
         if record.status.phase not in _RETAINED:
@@ -143,7 +141,7 @@ class DriverObserver:
         await self._states.remove(sandbox_id)
         if record.status.phase is not Phase.DELETING:
             self._log.warning("a sandbox was removed outside the gateway", sandbox_id=sandbox_id, sandbox=record.name)
-            self._reclaim_later(record.id, record.name)
+            self._leftovers.remove_later(record.id, record.name)
 
     async def _apply_event(self, message: compute_driver_pb2.WatchSandboxesPlatformEvent) -> None:
         if not self._states.knows(message.sandbox_id):
@@ -152,13 +150,3 @@ class DriverObserver:
         if is_lasting(event):
             await self._states.store.keep_event(message.sandbox_id, event)
         self._states.hub.publish_event(message.sandbox_id, event)
-
-    def _reclaim_later(self, sandbox_id: str, name: str) -> None:
-        """Have leftovers of a sandbox that is gone removed; the call is idempotent (contract 3.8)."""
-        self._tasks.spawn(self._reclaim(sandbox_id, name), name=f"delete leftovers of {sandbox_id}")
-
-    async def _reclaim(self, sandbox_id: str, name: str) -> None:
-        try:
-            await self._driver.delete(sandbox_id, name)
-        except DriverCallError as error:
-            self._log.warning("leftovers could not be removed", sandbox_id=sandbox_id, error=error.public_message)

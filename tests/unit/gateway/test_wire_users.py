@@ -12,6 +12,7 @@ import pytest
 from scripted.compute_driver import condition
 from scripted.gateway_bench import WORKSPACE, GatewayBench, read, ready, rest
 
+from gateway_embedded.config import Deadlines
 from gateway_embedded.rpc_table import rpc_table
 from openshell.schema import own_schema_sha256
 from openshell.wire.datamodel.v1.datamodel_pb2 import AllWorkspaces, WorkspaceSelector
@@ -319,6 +320,40 @@ async def test_concurrent_deletes_are_one(bench: GatewayBench) -> None:
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert len(bench.driver.deleted) == 1
     assert all(not isinstance(answer, Exception) for answer in answers)
+
+
+async def test_a_delete_during_a_create_leaves_nothing_at_the_driver(bench: GatewayBench) -> None:
+    gate = bench.driver.gates["CreateSandbox"] = asyncio.Event()
+    bench.driver.delete_answers = False
+    creating = asyncio.create_task(bench.create())
+    await bench.driver.entered("CreateSandbox")
+    deleting = asyncio.create_task(bench.delete())
+    await bench.driver.entered("DeleteSandbox")
+    # The driver has not taken the create yet, so what it answers now is that there is no such sandbox.
+    assert bench.driver.sandboxes == {}
+    gate.set()
+    await refused(creating, grpc.StatusCode.ABORTED, "'alpha' was deleted while it was being created")
+    assert (await deleting).outcome == pb.DELETION_OUTCOME_COMPLETED
+    assert bench.driver.sandboxes == {}
+    await refused(bench.get(), grpc.StatusCode.NOT_FOUND)
+
+
+@pytest.mark.parametrize("bench", [{"deadlines": Deadlines(cleanup_retry_seconds=0.01)}], indirect=True)
+async def test_what_a_create_made_of_a_sandbox_that_is_gone_is_removed(bench: GatewayBench) -> None:
+    gate = bench.driver.gates["CreateSandbox"] = asyncio.Event()
+    creating = asyncio.create_task(bench.create())
+    await bench.driver.entered("CreateSandbox")
+    watch = bench.watch(follow_status=True)
+    await read(watch)
+    bench.driver.gone(bench.driver.created[0].id)
+    await rest(watch)
+    gate.set()
+    bench.driver.failures["DeleteSandbox"] = (grpc.StatusCode.UNAVAILABLE, "engine away")
+    await refused(creating, grpc.StatusCode.ABORTED, "deleted while")
+    assert len(bench.driver.sandboxes) == 1
+    bench.driver.failures.clear()
+    await bench.gateway.settle()
+    assert bench.driver.sandboxes == {}
 
 
 async def test_a_watch_starts_with_the_sandbox_and_ends_at_ready_when_asked(bench: GatewayBench) -> None:
