@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
 from driver_docker.errors import ProvisioningError
 from driver_docker.labels import is_owned
+from driver_docker.launch_steps import during
 from driver_docker.teardown import remove_container
 from driver_docker.verdict import Reason
 
@@ -34,7 +35,8 @@ class Creator:
             EngineUnreachableError: The engine cannot be asked.
         """
         try:
-            facts = await self._engine.create_volume(spec)
+            with during(Reason.BOUNDARY_CHANNEL_CREATE_FAILED):
+                facts = await self._engine.create_volume(spec)
         except EngineUnreachableError:
             raise
         except EngineError as error:

@@ -9,6 +9,7 @@ from driver_docker import staging
 from driver_docker.config import Staging
 from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.errors import ProvisioningError
+from driver_docker.launch_steps import during
 from driver_docker.plan import plan_staging
 from driver_docker.supervisor_files import read_delegation, read_supervisor_files
 from driver_docker.verdict import Reason
@@ -88,7 +89,8 @@ class Delivery:
             EngineUnreachableError: The engine cannot be asked.
         """
         try:
-            await self._engine.put_archive(container, path, tar)
+            with during(Reason.BOUNDARY_CONFIG_WRITE_FAILED):
+                await self._engine.put_archive(container, path, tar)
         except EngineUnreachableError:
             raise
         except EngineError as error:

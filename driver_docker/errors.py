@@ -38,6 +38,7 @@ class DriverError(Exception):
         reason: A stable word for programs; on the wire where a condition needs one (compute-driver contract 4.4).
         retryable: Whether the same call may succeed later without anyone changing anything.
         status: The gRPC status a caller gets (compute-driver contract 5.13).
+        step_reason: The reason of the step of a launch that it ended, once that is known; see `launch_steps`.
     """
 
     default_reason: ClassVar[str] = "Internal"
@@ -57,6 +58,7 @@ class DriverError(Exception):
         self.reason = self.default_reason if reason is None else reason
         self.status = self.default_status if status is None else status
         self.retryable = self.default_retryable if retryable is None else retryable
+        self.step_reason: str | None = None
 
     @property
     def public_message(self) -> str:

@@ -18,11 +18,12 @@ from driver_docker.concurrency import together
 from driver_docker.creation import Creator
 from driver_docker.delivery import Delivery
 from driver_docker.engine import EngineError, EngineUnreachableError
-from driver_docker.errors import DriverError, ProvisioningError
+from driver_docker.errors import ProvisioningError
 from driver_docker.health import wait_until_healthy
 from driver_docker.identity import Accounts, resolve, select
 from driver_docker.images import Images
 from driver_docker.labels import Role, container_labels
+from driver_docker.launch_steps import during
 from driver_docker.mounts import selinux_hint
 from driver_docker.plan import NETWORK_NONE, LaunchPlan, plan_launch
 from driver_docker.postmortem import Exit, examine
@@ -36,7 +37,7 @@ from driver_docker.workers import WorkerPool
 from openshell.isolation.documents import DocumentError
 from openshell.isolation.tls import issue_session_tls
 from openshell.status import StatusCode
-from openshell.verdicts import Component
+from openshell.verdicts import Component, VerdictKind
 
 if TYPE_CHECKING:
     from driver_docker.documents import LaunchDocuments
@@ -49,6 +50,10 @@ if TYPE_CHECKING:
     from openshell.isolation.tls import SessionTls
 
 _LATE_WORDS_SECONDS = 1.0
+_START_REASONS = {
+    Component.WORKLOAD: Reason.CONTAINER_START_FAILED,
+    Component.SUPERVISOR: Reason.CONTROL_SUPERVISOR_START_FAILED,
+}
 _SELINUX_LABEL_MISSING = "SelinuxLabelMissing"
 
 
@@ -133,17 +138,21 @@ class Launcher:
             built = self._documents(request, launch, plan, tls, facts, await self.delivery.delegation())
             await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
-        if not await wait_until_healthy(self._engine, sandbox):
-            raise ExitBeforeReadyError(await self.why_ended(sandbox))
+        with during(Reason.CONTROL_SUPERVISOR_START_FAILED):
+            if not await wait_until_healthy(self._engine, sandbox):
+                raise ExitBeforeReadyError(await self.why_ended(sandbox))
         self._services.log_of(sandbox).info("sandbox ready", milliseconds=_since(begun))
 
     async def _workload_image(self, sandbox: Sandbox, reference: str) -> ImageFacts:
         sandbox_id, publish = sandbox.sandbox_id, self._services.publish
-        found = await self.images.find(
-            reference,
-            on_pull=lambda: publish(events.pulling(sandbox_id, now(), image=reference)),
-            on_progress=lambda step: publish(events.pulling_layer(sandbox_id, now(), image=reference, progress=step)),
-        )
+        with during(Reason.IMAGE_PULL_FAILED):
+            found = await self.images.find(
+                reference,
+                on_pull=lambda: publish(events.pulling(sandbox_id, now(), image=reference)),
+                on_progress=lambda step: publish(
+                    events.pulling_layer(sandbox_id, now(), image=reference, progress=step)
+                ),
+            )
         told = events.pulled if found.pulled else events.image_present
         publish(told(sandbox_id, now(), image=reference))
         return found.facts
@@ -151,11 +160,13 @@ class Launcher:
     async def _components(self) -> _Components:
         """The supervisor's and the runtime's images, judged as they are now that they are here."""
         reference = self._config.sandbox_runtime_image
-        supervisor, runtime = await together(
-            self.images.find_component(self._config.supervisor_image), self.images.find_component(reference)
-        )
+        with during(Reason.IMAGE_PULL_FAILED):
+            supervisor, runtime = await together(
+                self.images.find_component(self._config.supervisor_image), self.images.find_component(reference)
+            )
         self._services.gate.admit_images(supervisor=supervisor.facts, runtime=runtime.facts)
-        volume = await self.runtime_volumes.ensure(runtime.facts, reference=reference)
+        with during(Reason.BOUNDARY_CHANNEL_CREATE_FAILED):
+            volume = await self.runtime_volumes.ensure(runtime.facts, reference=reference)
         return _Components(supervisor=supervisor.facts, runtime=runtime.facts, runtime_volume=volume)
 
     async def session_tls(self, launch: LaunchAuthentication) -> SessionTls:
@@ -166,17 +177,16 @@ class Launcher:
         selectors = select(user=request.user, group=request.group, image_user=image.user)
         accounts = Accounts()
         if selectors.needs_accounts:
-            accounts = await self._accounts.read(
-                image.image_id,
-                container_name=names.identity_container_name(sandbox.record.container_name),
-                labels=container_labels(
-                    self._services.owner,
-                    role=Role.IDENTITY,
-                    sandbox_id=request.sandbox_id,
-                    name=request.name,
-                    workspace=request.workspace,
-                ),
+            labels = container_labels(
+                self._services.owner,
+                role=Role.IDENTITY,
+                sandbox_id=request.sandbox_id,
+                name=request.name,
+                workspace=request.workspace,
             )
+            container = names.identity_container_name(sandbox.record.container_name)
+            with during(Reason.IDENTITY_RESOLUTION_FAILED):
+                accounts = await self._accounts.read(image.image_id, container_name=container, labels=labels)
         return resolve(selectors, accounts, resource_digest=image.image_id)
 
     async def _create(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan) -> ContainerFacts:
@@ -193,8 +203,17 @@ class Launcher:
         sandbox.record = replace(
             sandbox.record, workload_id=workload_id, supervisor_id=supervisor_id, image_id=plan.workload.image
         )
+        with during(Reason.OUTER_FENCE_INSPECT_FAILED):
+            facts = await self._inspect_created(workload_id)
+            check_fence(facts)
+            await self.resources.recheck(facts, workspace=plan.workspace_root)
+        sandbox.workload = facts
+        self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
+        return facts
+
+    async def _inspect_created(self, workload_id: str) -> ContainerFacts:
         try:
-            facts = await self._engine.inspect_container(workload_id)
+            return await self._engine.inspect_container(workload_id)
         except EngineUnreachableError:
             raise
         except EngineError as error:
@@ -202,11 +221,6 @@ class Launcher:
                 f"the created workload container could not be inspected: {error.message}",
                 reason=Reason.OUTER_FENCE_INSPECT_FAILED,
             ) from error
-        check_fence(facts)
-        await self.resources.recheck(facts)
-        sandbox.workload = facts
-        self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
-        return facts
 
     def _documents(
         self,
@@ -251,9 +265,13 @@ class Launcher:
         await together(
             self.start(sandbox, Component.WORKLOAD, record.workload_id),
             self.delivery.stage_supervisor(plan.supervisor, record.supervisor_id, supervisor),
-            self._services.commit_files(sandbox, committed_files(built), last=records.AUTH_FILE),
+            self._commit(sandbox, built),
         )
         await self.start(sandbox, Component.SUPERVISOR, record.supervisor_id)
+
+    async def _commit(self, sandbox: Sandbox, built: LaunchDocuments) -> None:
+        with during(Reason.BOUNDARY_CONFIG_WRITE_FAILED):
+            await self._services.commit_files(sandbox, committed_files(built), last=records.AUTH_FILE)
 
     async def start(self, sandbox: Sandbox, component: Component, container: str) -> None:
         """Start a container of a sandbox.
@@ -262,8 +280,10 @@ class Launcher:
             ExitBeforeReadyError: The engine refused; it says why.
             EngineUnreachableError: The engine cannot be asked.
         """
+        reason = _START_REASONS[component]
         try:
-            await self._engine.start_container(container)
+            with during(reason):
+                await self._engine.start_container(container)
         except EngineUnreachableError:
             raise
         except EngineError as error:
@@ -271,16 +291,25 @@ class Launcher:
             raise ExitBeforeReadyError(ended) from error
 
     async def why_ended(self, sandbox: Sandbox) -> Exit:
-        """Which of the two containers to blame: the supervisor where it said why, else the one that ended first."""
+        """Which of the two containers to blame: the supervisor where it said why, else the one that ended first.
+
+        Raises:
+            EngineUnreachableError: The engine does not say.
+        """
         record = sandbox.record
         workload_ended = sandbox.has_event(record.workload_id, "die", "destroy")
         if workload_ended and not sandbox.has_event(record.supervisor_id, "die", "destroy"):
             await self._supervisor_follows(sandbox)
         supervisor = await examine(self._services, sandbox, Component.SUPERVISOR)
-        if supervisor.verdict.is_exit and (supervisor.has_words or not workload_ended):
+        if _is_known(supervisor) and (supervisor.has_words or not workload_ended):
             return supervisor
         workload = await examine(self._services, sandbox, Component.WORKLOAD)
-        return workload if workload.verdict.is_exit or not supervisor.verdict.is_exit else supervisor
+        ended = next((each for each in (workload, supervisor) if _is_known(each)), None)
+        if ended is None:
+            raise EngineUnreachableError(
+                f"why sandbox {sandbox.sandbox_id} ended is not known: {supervisor.verdict.message}"
+            )
+        return ended
 
     async def _supervisor_follows(self, sandbox: Sandbox) -> None:
         """Give a supervisor that lost its workload a moment to say why."""
@@ -303,6 +332,11 @@ def _retained(request: LaunchRequest, plan: LaunchPlan) -> RetainedLaunch:
     )
 
 
+def _is_known(ended: Exit) -> bool:
+    """Whether that a container ended is certain: a refused look alone says nothing."""
+    return ended.verdict.is_exit and (ended.facts is not None or ended.verdict.kind is not VerdictKind.UNKNOWN)
+
+
 def check_fence(facts: ContainerFacts) -> None:
     """Check that a workload container has no network, before anything secret goes near it and before each start.
 
@@ -316,15 +350,6 @@ def check_fence(facts: ContainerFacts) -> None:
             f"{', '.join(unexpected) or 'none'}; it must have none at all",
             reason=Reason.OUTER_FENCE_REJECTED,
         )
-
-
-def as_failure(error: BaseException) -> tuple[str, str]:
-    """The condition's reason and message for whatever ended a launch."""
-    if isinstance(error, ProvisioningError):
-        return error.reason, error.public_message
-    if isinstance(error, DriverError):
-        return Reason.CONTAINER_CREATE_FAILED, error.public_message
-    return Reason.CONTAINER_CREATE_FAILED, f"internal error of the driver ({type(error).__name__}); see its log"
 
 
 def _since(begun: float) -> int:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from driver_docker import documents, names, records, staging
-from driver_docker.engine import EngineAbsentError, EngineUnreachableError
+from driver_docker.engine import EngineAbsentError
 from driver_docker.errors import ProvisioningError
 from driver_docker.health import wait_until_healthy
 from driver_docker.launch import ExitBeforeReadyError, check_fence
+from driver_docker.launch_steps import during
 from driver_docker.plan import plan_supervisor
 from driver_docker.retained import CommittedLaunch, RetainedLaunch, committed_files
 from driver_docker.teardown import remove_container
@@ -102,8 +103,9 @@ class Relauncher:
         """
         begun = time.monotonic()
         services, launcher = self._services, self._launcher
-        committed = await self.read_committed(sandbox)
-        retained = await self.read_retained(sandbox)
+        with during(Reason.CONTROL_SUPERVISOR_EXITED):
+            committed = await self.read_committed(sandbox)
+            retained = await self.read_retained(sandbox)
         sandbox.secrets = committed.secrets
         delegation = await launcher.delivery.delegation()
         built = documents.with_delegation(committed.documents, delegation)
@@ -126,12 +128,7 @@ class Relauncher:
             await self._run_supervisor(sandbox, supervisor, await launcher.delivery.supervisor_entries(built))
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
-            ended = await launcher.why_ended(sandbox)
-            if not ended.verdict.is_exit:
-                raise EngineUnreachableError(
-                    f"why sandbox {sandbox.sandbox_id} ended is not known: {ended.verdict.message}"
-                )
-            raise ExitBeforeReadyError(ended)
+            raise ExitBeforeReadyError(await launcher.why_ended(sandbox))
         sandbox.workload = await self._engine.inspect_container(sandbox.record.workload_id)
 
     async def _remove_supervisor(self, sandbox: Sandbox) -> None:
@@ -149,7 +146,7 @@ class Relauncher:
         if facts.status.is_alive:
             return
         check_fence(facts)
-        await self._launcher.resources.recheck(facts)
+        await self._launcher.resources.recheck(facts, workspace=retained.workspace_root)
         entries = staging.workload_entries(
             committed.documents,
             retained.identity,

@@ -14,7 +14,8 @@ from driver_docker.concurrency import uninterrupted
 from driver_docker.engine import ContainerStatus, EngineUnreachableError
 from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
 from driver_docker.exits import failure_of
-from driver_docker.launch import ExitBeforeReadyError, as_failure, check_fence
+from driver_docker.launch import ExitBeforeReadyError, check_fence
+from driver_docker.launch_steps import as_failure
 from driver_docker.provision import conclude_ready
 from driver_docker.records import Failure, RecordPhase
 from driver_docker.relaunch import Relauncher

@@ -17,8 +17,8 @@ from driver_docker.config_sources import load_config
 from driver_docker.engine import EngineAbsentError, EngineUnreachableError, ImageFacts
 from driver_docker.errors import PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways
-from driver_docker.launch import as_failure
 from driver_docker.launch_gate import LaunchGate
+from driver_docker.launch_steps import as_failure
 from driver_docker.records import RecordPhase, SandboxRecord
 from driver_docker.revisions import VERSION_LABEL
 from openshell.status import StatusCode

@@ -1,0 +1,292 @@
+"""Launches over an engine in memory: every step that fails gives the condition the reason of its own step."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from scripted.compute_gateway import launch_authentication, sandbox
+from scripted.memory_engine import MemoryEngine, memory_driver, record
+
+from driver_docker.config_sources import load_config
+from driver_docker.engine import (
+    ContainerStatus,
+    EngineAbsentError,
+    EngineConflictError,
+    EngineError,
+    EngineInfo,
+    EngineTimeoutError,
+    EngineUnreachableError,
+    ExecResult,
+    ImageFacts,
+    VolumeFacts,
+)
+from driver_docker.errors import DriverError, RecordError
+from driver_docker.launch import Launcher
+from driver_docker.launch_steps import as_failure, during
+from driver_docker.records import LAUNCH_FILES, RecordPhase
+from driver_docker.relaunch import Relauncher
+from driver_docker.requests import decode_sandbox
+from openshell.status import StatusCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from scripted.memory_engine import MemoryDriver
+
+    from driver_docker.engine import ContainerSpec, VolumeSpec
+    from driver_docker.sandboxes import Sandbox
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+USER_IMAGE, SUPERVISOR_IMAGE, RUNTIME_IMAGE = "user:1", "acme/supervisor:1", "acme/sandbox:1"
+
+
+class LaunchingEngine(MemoryEngine):
+    """Enough of an engine to launch on; a supervisor is healthy as soon as it is asked."""
+
+    info = EngineInfo(version="28", api_version="1.51", operating_system="linux", architecture="amd64")
+
+    async def inspect_image(self, reference: str) -> ImageFacts:
+        self._called("inspect_image", reference)
+        return ImageFacts(image_id=f"sha256:{reference}", user="agent")
+
+    async def create_volume(self, spec: VolumeSpec) -> VolumeFacts:
+        self._called("create_volume", spec.name)
+        made = VolumeFacts(name=spec.name, driver="local", labels=spec.labels, options={})
+        return self.volumes.setdefault(spec.name, made)
+
+    async def inspect_volume(self, name: str) -> VolumeFacts:
+        self._called("inspect_volume", name)
+        if name not in self.volumes:
+            raise EngineAbsentError(name)
+        return self.volumes[name]
+
+    async def create_container(self, spec: ContainerSpec) -> str:
+        self._called("create_container", spec.name)
+        if spec.name in self.containers:
+            raise EngineConflictError(spec.name)
+        self.hold(spec.name, labels=spec.labels, image_id=spec.image, status=ContainerStatus.CREATED, started_at=None)
+        return spec.name
+
+    async def put_archive(self, container: str, path: str, tar: bytes) -> None:
+        self._called("put_archive", container)
+
+    async def has_path(self, container: str, path: str) -> bool:
+        self._called("has_path", path)
+        return True
+
+    async def get_archive(self, container: str, path: str, *, max_bytes: int) -> bytes:
+        self._called("get_archive", path)
+        content = b"agent:x:1200:1300::/:/bin/sh\n" if path == "/etc/passwd" else b"agents:x:1300:\n"
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w") as archive:
+            header = tarfile.TarInfo("file")
+            header.size = len(content)
+            archive.addfile(header, io.BytesIO(content))
+        return buffer.getvalue()
+
+    async def start_container(self, container: str) -> None:
+        self._called("start_container", container)
+        self.change(container, status=ContainerStatus.RUNNING)
+
+    async def exec_command(self, container: str, argv: tuple[str, ...], *, timeout_seconds: float) -> ExecResult:
+        self._called("exec_command", container)
+        return ExecResult(exit_code=0)
+
+
+@asynccontextmanager
+async def launching(folder: Path) -> AsyncIterator[tuple[MemoryDriver, Launcher]]:
+    async with memory_driver(folder) as driver:
+        services = driver.services
+        services.engine = driver.engine = cast("Any", LaunchingEngine())
+        services.config = load_config(
+            {
+                "bind_socket": folder / "d.sock",
+                "state_dir": folder / "state",
+                "supervisor_image": SUPERVISOR_IMAGE,
+                "sandbox_runtime_image": RUNTIME_IMAGE,
+            },
+            environment={},
+        )
+        cast("Any", services.gate).admit_images = lambda **_: None
+        launcher = Launcher(services)
+        try:
+            yield driver, launcher
+        finally:
+            launcher.close()
+
+
+async def launch(driver: MemoryDriver, launcher: Launcher) -> Sandbox:
+    request = decode_sandbox(sandbox(USER_IMAGE), namespace="default", allow_driver_config=False)
+    entry = driver.services.table.add(
+        replace(
+            record(request.sandbox_id, RecordPhase.PROVISIONING, workload_id="", supervisor_id=""), container_name="w"
+        )
+    )
+    await launcher.launch(entry, request, launch_authentication())
+    return entry
+
+
+async def failure(driver: MemoryDriver, launcher: Launcher) -> tuple[str, str]:
+    with pytest.raises(DriverError) as failed:
+        await launch(driver, launcher)
+    return as_failure(failed.value)
+
+
+async def test_a_launch_on_it_comes_through(tmp_path: Path) -> None:
+    async with launching(tmp_path) as (driver, launcher):
+        entry = await launch(driver, launcher)
+        assert entry.record.supervisor_id in driver.engine.containers
+
+
+def first(call: str, about: Callable[[str], bool] = lambda _: True) -> Callable[[str, str], bool]:
+    return lambda asked, of: asked == call and about(of)
+
+
+STEPS = {
+    "the workload's image is looked at": (first("inspect_image", lambda of: "user" in of), "ImagePullFailed"),
+    "the supervisor's image is looked at": (first("inspect_image", lambda of: "supervisor" in of), "ImagePullFailed"),
+    "the runtime's volume is looked at": (first("inspect_volume"), "BoundaryChannelCreateFailed"),
+    "the runtime's volume is created": (
+        first("create_volume", lambda of: "runtime" in of),
+        "BoundaryChannelCreateFailed",
+    ),
+    "the runtime's volume is filled": (
+        first("create_container", lambda of: of.endswith("-fill")),
+        "BoundaryChannelCreateFailed",
+    ),
+    "the accounts' container is created": (
+        first("create_container", lambda of: of.endswith("-identity")),
+        "IdentityResolutionFailed",
+    ),
+    "the accounts are read": (first("get_archive"), "IdentityResolutionFailed"),
+    "the channel is created": (first("create_volume", lambda of: "channel" in of), "BoundaryChannelCreateFailed"),
+    "the workload is created": (
+        first("create_container", lambda of: of.startswith("openshell-default--steady") and "-supervisor" not in of
+              and not of.endswith("-identity")),
+        "ContainerCreateFailed",
+    ),
+    "the fence is inspected": (first("inspect_container"), "OuterFenceInspectFailed"),
+    "the workload's files are staged": (
+        first("put_archive", lambda of: of.startswith("openshell-default") and "-supervisor" not in of),
+        "BoundaryConfigWriteFailed",
+    ),
+    "the supervisor's files are staged": (
+        first("put_archive", lambda of: of.endswith("-supervisor")),
+        "BoundaryConfigWriteFailed",
+    ),
+    "the workload is started": (
+        first("start_container", lambda of: not of.endswith("-supervisor")),
+        "ContainerStartFailed",
+    ),
+    "the supervisor is started": (
+        first("start_container", lambda of: of.endswith("-supervisor")),
+        "ControlSupervisorStartFailed",
+    ),
+    "health is asked for": (first("exec_command"), "ControlSupervisorStartFailed"),
+}  # fmt: skip
+
+
+AWAY, FAULTY = EngineUnreachableError("the engine is away"), EngineError("it answered 500")
+CASES = [
+    (step, error)
+    for step in STEPS
+    for error in (AWAY, FAULTY)
+    if error is AWAY or "started" not in step  # what an engine refuses to start is judged as an end
+]
+
+
+@pytest.mark.parametrize(("step", "away"), CASES)
+async def test_an_engine_that_fails_at_a_step_gives_the_reason_of_the_step(
+    tmp_path: Path, step: str, away: EngineError
+) -> None:
+    meant, reason = STEPS[step]
+    async with launching(tmp_path) as (driver, launcher):
+        reached = False
+
+        def refuse(call: str, about: str) -> Exception | None:
+            nonlocal reached
+            reached |= meant(call, about)
+            return type(away)(away.message) if meant(call, about) else None
+
+        driver.engine.refuse = refuse
+        found, message = await failure(driver, launcher)
+        assert reached
+        assert (found, away.message in message) == (reason, True)
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("save_files", "BoundaryStateCreateFailed"),
+        ("save", "BoundaryStateCreateFailed"),
+        ("commit_files", "BoundaryConfigWriteFailed"),
+    ],
+)
+async def test_a_disk_that_refuses_gives_the_reason_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, reason: str
+) -> None:
+    async with launching(tmp_path) as (driver, launcher):
+
+        def full(*_: object, **__: object) -> None:
+            raise RecordError("state of sandbox x cannot be written: No space left on device")
+
+        monkeypatch.setattr(driver.services.store, method, full)
+        assert await failure(driver, launcher) == (
+            reason,
+            "state of sandbox x cannot be written: No space left on device",
+        )
+
+
+@pytest.mark.parametrize("error", [EngineTimeoutError("slow"), EngineUnreachableError("away"), EngineError("500")])
+async def test_an_end_that_cannot_be_looked_at_is_an_engine_that_cannot_be_asked(
+    tmp_path: Path, error: EngineError
+) -> None:
+    """Otherwise the condition would hold a reason that gateways wait for, of a sandbox of which nothing is left."""
+    async with launching(tmp_path) as (driver, launcher):
+        inspected = 0
+
+        def refuse(call: str, about: str) -> Exception | None:
+            nonlocal inspected
+            if call == "exec_command":
+                return EngineAbsentError("gone")  # so it is over, as the probe tells
+            if call == "inspect_container":
+                inspected += 1
+                return error if inspected > 1 else None
+            return None
+
+        driver.engine.refuse = refuse
+        with pytest.raises(EngineUnreachableError, match="is not known") as failed:
+            await launch(driver, launcher)
+        assert as_failure(failed.value)[0] == "ControlSupervisorStartFailed"
+
+
+async def test_a_start_without_its_launch_input_is_a_supervisor_that_is_gone(tmp_path: Path) -> None:
+    async with launching(tmp_path) as (driver, launcher):
+        entry = await launch(driver, launcher)
+        await driver.services.remove_files(entry, LAUNCH_FILES)
+        with pytest.raises(DriverError, match="is missing") as failed:
+            await Relauncher(driver.services, launcher).run(entry)
+        assert as_failure(failed.value)[0] == "ControlSupervisorExited"
+
+
+def test_the_innermost_step_counts_and_a_reason_of_its_own_more() -> None:
+    with pytest.raises(DriverError) as failed, during("Outer"), during("Inner"):
+        raise EngineUnreachableError("away")
+    assert as_failure(failed.value) == ("Inner", "away")
+    assert failed.value.reason == "EngineUnreachable"
+    assert failed.value.status is StatusCode.UNAVAILABLE
+    with pytest.raises(DriverError) as failed, during("Outer"):
+        raise RecordError("full", reason="RecordUnreadable")
+    assert as_failure(failed.value) == ("Outer", "full")
+    assert as_failure(RecordError("full")) == ("BoundaryStateCreateFailed", "full")
+    assert as_failure(EngineUnreachableError("away")) == ("ContainerCreateFailed", "away")
+    reason, message = as_failure(ValueError("s3cr3t"))
+    assert reason == "ContainerCreateFailed"
+    assert "s3cr3t" not in message
