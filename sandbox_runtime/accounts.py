@@ -7,6 +7,9 @@ from pathlib import Path
 
 FALLBACK_SHELL = "/bin/sh"
 _LARGEST_FILE_BYTES = 1024 * 1024
+_LARGEST_ID = 2**32 - 2
+"""The largest uid or gid; the next number means none at all (chown(2))."""
+_MOST_DIGITS = len(str(_LARGEST_ID))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,15 +37,15 @@ class Accounts:
         return next((account for account in self.users if account.uid == uid), None)
 
     def uid_of(self, selector: str) -> int | None:
-        """The uid that a number or a name stands for; None for an unknown name."""
-        if selector.isascii() and selector.isdigit():
-            return int(selector)
+        """The uid that a number or a name stands for; None for an unknown name or what can be no uid."""
+        if _is_digits(selector):
+            return _number(selector)
         return next((account.uid for account in self.users if account.name == selector), None)
 
     def gid_of(self, selector: str) -> int | None:
-        """The gid that a number or a name stands for; None for an unknown name."""
-        if selector.isascii() and selector.isdigit():
-            return int(selector)
+        """The gid that a number or a name stands for; None for an unknown name or what can be no gid."""
+        if _is_digits(selector):
+            return _number(selector)
         return next((gid for name, gid in self.groups if name == selector), None)
 
     def login_shell(self, uid: int) -> str:
@@ -56,15 +59,17 @@ def parse_accounts(passwd: str, group: str) -> Accounts:
     users = []
     for line in passwd.splitlines():
         fields = line.split(":")
-        if len(fields) == 7 and _is_number(fields[2]) and _is_number(fields[3]):
-            users.append(
-                Account(name=fields[0], uid=int(fields[2]), gid=int(fields[3]), home=fields[5], shell=fields[6])
-            )
+        if len(fields) != 7:
+            continue
+        uid, gid = _number(fields[2]), _number(fields[3])
+        if uid is not None and gid is not None:
+            users.append(Account(name=fields[0], uid=uid, gid=gid, home=fields[5], shell=fields[6]))
     groups = []
     for line in group.splitlines():
         fields = line.split(":")
-        if len(fields) == 4 and _is_number(fields[2]):
-            groups.append((fields[0], int(fields[2])))
+        gid = _number(fields[2]) if len(fields) == 4 else None
+        if gid is not None:
+            groups.append((fields[0], gid))
     return Accounts(users=tuple(users), groups=tuple(groups))
 
 
@@ -81,5 +86,13 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _is_number(text: str) -> bool:
+def _is_digits(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+def _number(text: str) -> int | None:
+    """The uid or gid that a text is; None for anything else. Python refuses to read very long numbers at all."""
+    digits = text.lstrip("0") or "0"
+    if not _is_digits(text) or len(digits) > _MOST_DIGITS or int(digits) > _LARGEST_ID:
+        return None
+    return int(digits)

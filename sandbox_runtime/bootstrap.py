@@ -45,6 +45,12 @@ def consume(path: Path) -> Provisioned:
     listener = bootstrap.listener
     if not isinstance(listener, UnixListener):
         raise BootstrapError(f"the bootstrap document {path} is not valid: this runtime listens on unix sockets only")
+    if bootstrap.resource_claim_files:
+        # Ignoring them would bind the boundary to less than the driver asked for.
+        raise BootstrapError(
+            f"the bootstrap document {path} is not valid: bootstrap.resource_claim_files: this runtime reads no claims "
+            "from files; state them in resource_claims"
+        )
     chain = _take(Path(listener.tls.certificate_chain_path), "certificate chain", _LARGEST_PEM_BYTES)
     key = _take(Path(listener.tls.private_key_path), "private key", _LARGEST_PEM_BYTES)
     try:

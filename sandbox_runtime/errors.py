@@ -25,7 +25,7 @@ class RuntimeExit(IntEnum):
     PLATFORM = 71
     """The kernel or the container lacks something that the runtime needs (Landlock, a writable channel)."""
     SUPERVISOR_LOST = 75
-    """The supervisor did not come back within the recovery deadline and the agent was terminated for it."""
+    """The supervisor did not come back within the recovery deadline; the agent was ended, or never started."""
     PRIVILEGE = 77
     """The container's privileges are not the floor that the runtime insists on."""
     STOPPED = 143

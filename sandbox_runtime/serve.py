@@ -118,12 +118,17 @@ async def serve(provisioned: Provisioned, inbox: SignalInbox, log: Log) -> int:
         await _close(server.close(), log)
     if stopped:
         return RuntimeExit.STOPPED
-    return exit_code(backend)
+    return exit_code(backend, recovery_expired=server.recovery_expired)
 
 
-def exit_code(backend: SandboxBackend) -> int:
-    """The exit code once the boundary has ended by request or for want of a supervisor."""
-    if backend.supervisor_lost:
+def exit_code(backend: SandboxBackend, *, recovery_expired: bool) -> int:
+    """The exit code once the boundary has ended.
+
+    Args:
+        backend: What ran.
+        recovery_expired: Whether it ended for want of a supervisor, and not by request.
+    """
+    if backend.supervisor_lost or (recovery_expired and backend.main_status is None):
         return RuntimeExit.SUPERVISOR_LOST
     if backend.main_status is None:
         return RuntimeExit.NEVER_STARTED

@@ -14,7 +14,6 @@ from openshell.isolation.documents import BoundaryBootstrap
 from openshell.isolation.envelope import RequestEnvelope
 from openshell.isolation.errors import (
     BackendError,
-    DeniedError,
     DescriptorError,
     IsolationError,
     ProcessError,
@@ -71,6 +70,11 @@ class BoundarySession:
         bootstrap: what the boundary was provisioned as.
         close_connection: cuts a physical connection by its id.
         recovery_seconds: how long a frozen workload waits for its supervisor.
+
+    Attributes:
+        state: the state as it is now.
+        terminal: set once the boundary is Terminal.
+        recovery_expired: whether the boundary ends because no supervisor came back in time.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class BoundarySession:
     ) -> None:
         self.state = BoundaryState()
         self.terminal = asyncio.Event()
+        self.recovery_expired = False
         self._backend = backend
         self._bootstrap = bootstrap
         self._close_connection = close_connection
@@ -157,7 +162,8 @@ class BoundarySession:
                 self._attached = request
                 return Attached(snapshot=snapshot)
             if _static(request.policy) != _static(self._attached.policy):
-                raise DeniedError("the boundary already enforces another policy")
+                # No refusal of the configuration: this one may be enforceable, and the workload runs with the other.
+                raise DescriptorError("the boundary already enforces another policy")
             return Attached(snapshot=await self._backend.snapshot())
 
     async def _confirm(self, peer: AuthenticatedPeer, envelope: RequestEnvelope) -> Result:
@@ -251,6 +257,7 @@ class BoundarySession:
                     self._begin_recovery(effect.recovery_id)
                 case states.TerminateTree():
                     self._cancel_recovery_timer()
+                    self.recovery_expired = effect.recovery_expired
                     self._spawn(self._terminate_tree(), "terminate")
                 case states.Resume():
                     pass  # belongs to the promotion, which reports its failure to the asker

@@ -141,8 +141,9 @@ def decode_tcp_decision(payload: bytes) -> TcpDenial | None:
         return TcpDenial.MEDIATION_UNAVAILABLE
     if value == "RelayReady":
         return None
-    if isinstance(value, dict) and set(value) == {"Denied"} and value["Denied"] in set(TcpDenial):
-        return TcpDenial(value["Denied"])
+    reason = value["Denied"] if isinstance(value, dict) and set(value) == {"Denied"} else None
+    if isinstance(reason, str) and reason in set(TcpDenial):
+        return TcpDenial(reason)
     return TcpDenial.MEDIATION_UNAVAILABLE
 
 

@@ -81,6 +81,11 @@ class BoundaryServer:
         """The boundary's state as it is now."""
         return self._session.state
 
+    @property
+    def recovery_expired(self) -> bool:
+        """Whether the boundary ends, or has ended, because no supervisor came back in time."""
+        return self._session.recovery_expired
+
     async def start_unix(self, socket_path: Path) -> None:
         """Listen on a Unix socket (mode 0666; its folder decides who reaches it, TLS and token who may speak).
 

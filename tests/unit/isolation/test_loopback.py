@@ -277,8 +277,9 @@ async def test_a_newer_epoch_takes_over_after_the_loss(boundary: Boundary) -> No
     await first.close()
     await boundary.backend.until("freeze")
     successor = await boundary.connect(token=boundary.token(auth_epoch=2), instance="instance-2")
-    with pytest.raises(DeniedError, match="another policy"):
+    with pytest.raises(DescriptorError, match="another policy") as other:
         await successor.attach(replace(POLICY, read_only=()))
+    assert not other.value.is_refusal, "what already runs was not refused before it started"
     await successor.attach(POLICY)
     await successor.confirm()
     await boundary.backend.until("resume")
@@ -308,14 +309,27 @@ async def test_a_supervisor_that_does_not_come_back_ends_the_boundary(boundary: 
     async with asyncio.timeout(10):
         await boundary.server.wait_terminal()
     assert "terminate_boundary" in boundary.backend.calls
+    assert boundary.server.recovery_expired
     again = await boundary.connect()
     with pytest.raises(TerminatedError, match="sandbox session is terminating"):
         await again.attach(POLICY)
 
 
+@pytest.mark.parametrize("recovery_seconds", [0.0])
+async def test_a_supervisor_that_is_lost_before_it_started_the_agent_is_told_as_such(boundary: Boundary) -> None:
+    client = await boundary.connect()
+    await client.attach(POLICY)
+    await client.confirm()
+    await client.close()
+    async with asyncio.timeout(10):
+        await boundary.server.wait_terminal()
+    assert boundary.server.recovery_expired
+
+
 async def test_terminating_the_boundary_answers_and_can_be_repeated(boundary: Boundary) -> None:
     client = await running(boundary)
     await client.terminate_boundary()
+    assert not boundary.server.recovery_expired
     assert connection_state(boundary) is Terminal
     await client.terminate_boundary()
     with pytest.raises(TerminatedError):

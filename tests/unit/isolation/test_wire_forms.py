@@ -332,6 +332,11 @@ def test_a_malformed_decision_denies(payload: bytes) -> None:
     assert decode_tcp_decision(payload) is not None
 
 
+@pytest.mark.parametrize("reason", ["[1]", "{}", "null", "true", "1", '"Elsewhere"', "[]"])
+def test_a_decision_of_the_right_shape_without_a_known_reason_denies(reason: str) -> None:
+    assert decode_tcp_decision(f'{{"Denied": {reason}}}'.encode()) is TcpDenial.MEDIATION_UNAVAILABLE
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -268,7 +268,7 @@ async def end_of_boundary(world: World) -> dict[str, object]:
     await backend.terminate_boundary()
     return {
         "left": len(world.tree.members()),
-        "exit_code": exit_code(backend),
+        "exit_code": exit_code(backend, recovery_expired=False),
         "lost": backend.supervisor_lost,
         "start": await words(backend.start_agent(start_with("true")), "started"),
         "again": await words(backend.terminate_boundary(), "ended"),
@@ -291,7 +291,7 @@ async def lost_supervisor(world: World) -> dict[str, object]:
         "frozen": frozen,
         "resumed": resumed,
         "left": len(world.tree.members()),
-        "exit_code": exit_code(backend),
+        "exit_code": exit_code(backend, recovery_expired=False),
         "marker": os.access(marker, os.F_OK),
     }
 
@@ -305,7 +305,10 @@ async def never_started(world: World) -> dict[str, object]:
     backend = make(world)
     await backend.attach(attach_with(POLICY))
     await backend.terminate_boundary()
-    return {"exit_code": exit_code(backend)}
+    return {
+        "by request": exit_code(backend, recovery_expired=False),
+        "for want of a supervisor": exit_code(backend, recovery_expired=True),
+    }
 
 
 async def main() -> None:

@@ -120,5 +120,5 @@ def test_a_lost_supervisor_freezes_then_kills_without_running_again(backend_scen
     }
 
 
-def test_never_started_ends_with_0(backend_scenario: Scenario) -> None:
-    assert backend_scenario("never_started") == {"exit_code": 0}
+def test_an_agent_that_never_started_is_told_by_why_the_boundary_ended(backend_scenario: Scenario) -> None:
+    assert backend_scenario("never_started") == {"by request": 0, "for want of a supervisor": 75}

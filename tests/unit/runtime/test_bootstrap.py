@@ -62,6 +62,11 @@ def _unknown_member(path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "surprise": SECRET}))
 
 
+def _claims_in_files(path: Path) -> None:
+    claims = {"resource_claim_files": {"docker.container_id": f"/run/{SECRET}"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **claims}))
+
+
 def _torn(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
@@ -85,6 +90,7 @@ def _huge(path: Path) -> None:
     [
         (lambda path: path.unlink(), "no such file"),
         (_unknown_member, "surprise"),
+        (_claims_in_files, "resource_claim_files: this runtime reads no claims from files"),
         (_torn, "not valid"),
         (_pipe, "not a regular file"),
         (_link, "cannot be read"),
