@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
+    from collections.abc import Set as AbstractSet
 
-_ENGINE_PROGRAMS: Final = frozenset({"dockerd", "containerd", "containerd-shim", "docker-proxy"})
-_COMM_LENGTH: Final = 15
-"""The kernel keeps this much of a program's name."""
+_CREDENTIALS: Final = struct.Struct("3i")
+_SHIM: Final = "containerd-shim"
 _CPU_CLOCK_OF_PROCESS: Final = 2
 
 
@@ -37,9 +40,24 @@ class Footprint:
         )
 
 
-def engine_processes() -> tuple[int, ...]:
-    """The engine's own processes on this machine, the containers' shims among them."""
-    return tuple(pid for pid in _processes() if _is_engine(pid))
+def engine_processes(docker_host: str, containers: AbstractSet[str]) -> tuple[int, ...]:
+    """The engine's own processes: the daemon, its containerd, and the shims of these containers.
+
+    Args:
+        docker_host: The engine's address, which must be a socket on this machine.
+        containers: Ids of running containers.
+
+    Raises:
+        RuntimeError: The engine's processes cannot be seen from here.
+    """
+    if not docker_host.startswith("unix://"):
+        raise RuntimeError(f"the processes of the engine at {docker_host} cannot be seen; use one on a Unix socket")
+    shims = {pid: words for pid, words in _programs() if _SHIM in words[0] and containers & set(words)}
+    if not shims:
+        raise RuntimeError(f"the engine at {docker_host} runs its containers where their shims cannot be seen")
+    words = next(iter(shims.values()))
+    containerd = _listener(words[words.index("-address") + 1])
+    return (_listener(docker_host.removeprefix("unix://")), containerd, *shims)
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -53,13 +71,16 @@ def cpu_seconds(pids: Iterable[int]) -> float:
     return total / 1e9
 
 
-def _processes() -> Iterable[int]:
-    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+def _listener(socket_path: str) -> int:
+    """The process that listens on a socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(socket_path)
+        pid, _, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return int(pid)
 
 
-def _is_engine(pid: int) -> bool:
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text("utf-8").rstrip("\n")
-    except OSError:
-        return False
-    return name in _ENGINE_PROGRAMS or name == "containerd-shim-runc-v2"[:_COMM_LENGTH]
+def _programs() -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                yield int(entry.name), (entry / "cmdline").read_text("utf-8", errors="replace").split("\0")

@@ -36,7 +36,7 @@ def measure(bench: Bench, count: int) -> list[Measure]:
 
     with ThreadPoolExecutor(_CREATORS) as pool:
         list(pool.map(bring_up, names))
-    engine = engine_processes()
+    engine = engine_processes(bench.host, {each["Id"] for each in bench.engine.containers(quiet=True)})
     bench.say("idle: settling")
     time.sleep(_SETTLE_SECONDS)
     bench.say(f"idle: {_WINDOW_SECONDS:g} s with the driver")
