@@ -1,4 +1,4 @@
-"""The real engine with a hand on its answers: they can be kept back, and a container's state can be made up."""
+"""The real engine with a hand on its answers: they can be kept back or made up, as can a container's state."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from driver_docker.engine import ContainerFacts, ContainerStatus, Engine, EngineEvent, EventStream
+
+
+@dataclass(eq=False)
+class Fault:
+    """Calls of one method that fail without reaching the engine."""
+
+    method: str
+    error: Exception
+    container: str
+    calls: int
+    """How many calls fail; later ones pass."""
 
 
 @dataclass(eq=False)
@@ -41,6 +52,7 @@ class ScriptedEngine:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._holds: list[Hold] = []
+        self._faults: list[Fault] = []
         self.states: dict[str, ContainerStatus] = {}
         """Made-up states by container id."""
         self.events_held = False
@@ -59,6 +71,10 @@ class ScriptedEngine:
                 hold.calls -= 1
             if hold is not None and hold.before:
                 await hold.wait()
+            fault = next((each for each in self._faults if each.method == name and self._meant(each, args)), None)
+            if fault is not None:
+                fault.calls -= 1
+                raise fault.error
             answer = await attribute(*args, **kwargs)
             if hold is not None and not hold.before:
                 await hold.wait()
@@ -67,8 +83,8 @@ class ScriptedEngine:
         return call
 
     @staticmethod
-    def _meant(hold: Hold, args: tuple[Any, ...]) -> bool:
-        return hold.calls > 0 and (not hold.container or (bool(args) and args[0] == hold.container))
+    def _meant(script: Hold | Fault, args: tuple[Any, ...]) -> bool:
+        return script.calls > 0 and (not script.container or (bool(args) and args[0] == script.container))
 
     @contextmanager
     def hold(self, method: str, *, before: bool = False, container: str = "", calls: int = 1_000) -> Iterator[Hold]:
@@ -80,6 +96,16 @@ class ScriptedEngine:
         finally:
             self._holds.remove(hold)
             hold.release()
+
+    @contextmanager
+    def failing(self, method: str, error: Exception, *, container: str = "", calls: int = 1_000) -> Iterator[Fault]:
+        """Have the calls of a method fail until left."""
+        fault = Fault(method, error, container, calls)
+        self._faults.append(fault)
+        try:
+            yield fault
+        finally:
+            self._faults.remove(fault)
 
     async def inspect_container(self, container: str) -> ContainerFacts:
         """Look, wait where a test says so, and put in the made-up state."""
