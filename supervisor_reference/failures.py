@@ -80,8 +80,8 @@ def _category(error: IsolationError, stage: Stage, program: str) -> tuple[Catego
     category = Category.INFRASTRUCTURE
     match error:
         case NegotiationError():
-            # The only words of a peer that are shown: versions and capability names, by grammar.
-            return Category.INCOMPATIBLE, f"does not fit this supervisor: {error.message}"
+            # Versions and capability names, by grammar; the peer's name and words are not.
+            return Category.INCOMPATIBLE, f"does not fit this supervisor: {error.public}"
         case BackendError() if stage is Stage.ATTACH and error.is_refusal:
             return Category.POLICY_REFUSED, "refused attachment"
         case DeniedError() if stage is Stage.START_AGENT:

@@ -26,7 +26,7 @@ from openshell.isolation.errors import (
     UnavailableError,
 )
 from openshell.isolation.framing import FrameBuffer, chunks, encode_control
-from openshell.isolation.negotiation import negotiate, our_metadata
+from openshell.isolation.negotiation import PROTOCOL_MAJOR, PROTOCOL_MINOR, negotiate, our_metadata
 from openshell.isolation.operations import ErrorResult, Result
 from openshell.wire.isolation.backend.v1 import isolation_backend_pb2 as control_pb2
 from openshell.wire.isolation.backend.v1 import isolation_backend_pb2_grpc as control_grpc
@@ -187,7 +187,11 @@ class BoundaryConnection:
             response = await self._control.GetCapabilities(request, timeout=CONTROL_RPC_SECONDS)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                raise NegotiationError(error.details() or "the boundary refuses this supervisor's version") from None
+                versions = f"isolation protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} or this side's capabilities"
+                words = error.details() or "no detail given"
+                raise NegotiationError(
+                    f"the boundary refuses {versions}: {words}", public=f"it refuses {versions}"
+                ) from None
             raise _control_error(error, "negotiation", closed=self.closed.is_set()) from None
         theirs = response.backend if response.HasField("backend") else None
         negotiate(ours, theirs, peer="backend")

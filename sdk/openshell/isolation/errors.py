@@ -87,10 +87,19 @@ class TokenError(IsolationError):
 
 
 class NegotiationError(IsolationError):
-    """The two peers do not share a protocol version or a required capability (isolation contract 3.1)."""
+    """The two peers do not share a protocol version or a required capability (isolation contract 3.1).
+
+    Attributes:
+        public: what does not fit, made of version numbers and capability names alone; ``message`` may hold the peer's
+            own words beside it (isolation contract 7, U3.2).
+    """
 
     reason = "IncompatibleProtocol"
     status = StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, message: str, *, public: str = "the protocol versions or capabilities do not fit") -> None:
+        super().__init__(message)
+        self.public = bounded_text(public)
 
 
 class ConnectionRefusedByStateError(IsolationError):

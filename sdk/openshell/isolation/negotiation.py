@@ -15,6 +15,7 @@ SUSPEND_RESUME = "openshell.isolation.suspend-resume"
 
 _CAPABILITY = re.compile(r"openshell(\.[a-z0-9-]+){2,}")
 _SHOWN = 8
+_SHOWN_BYTES = 96
 
 
 def our_metadata(name: str, version: str, *, capabilities: tuple[str, ...] = ()) -> extension_pb2.PeerMetadata:
@@ -51,22 +52,27 @@ def negotiate(
         NegotiationError: naming the versions or the missing capabilities.
     """
     if theirs is None or not theirs.HasField("protocol_version"):
-        raise NegotiationError(f"the {peer} sent no protocol metadata; isolation protocol {_version(ours)} is needed")
-    who = f"the {peer} ({theirs.implementation_name or 'unnamed'} {theirs.implementation_version or 'unknown'})"
+        raise _refusal(theirs, peer, f"sent no protocol metadata; isolation protocol {_version(ours)} is needed")
     if theirs.protocol_version.major != ours.protocol_version.major:
-        raise NegotiationError(
-            f"{who} speaks isolation protocol {_version(theirs)}, this side {_version(ours)}; use matching releases"
-        )
+        versions = f"{_version(theirs)}, this side {_version(ours)}"
+        raise _refusal(theirs, peer, f"speaks isolation protocol {versions}; use matching releases")
     for names in (theirs.supported_capabilities, theirs.required_capabilities):
         if len(set(names)) != len(names) or not all(_CAPABILITY.fullmatch(n) for n in names):
-            raise NegotiationError(f"{who} sent malformed or repeated capabilities")
+            raise _refusal(theirs, peer, "sent malformed or repeated capabilities")
     if CONTRACT not in theirs.supported_capabilities or CONTRACT not in theirs.required_capabilities:
-        raise NegotiationError(f"{who} does not both support and require {CONTRACT}")
+        raise _refusal(theirs, peer, f"does not both support and require {CONTRACT}")
     if missing := _missing(ours.required_capabilities, theirs.supported_capabilities):
-        raise NegotiationError(f"{who} lacks required capabilities: {missing}")
+        raise _refusal(theirs, peer, f"lacks required capabilities: {missing}")
     if missing := _missing(theirs.required_capabilities, ours.supported_capabilities):
-        raise NegotiationError(f"{who} requires capabilities that this side lacks: {missing}")
+        raise _refusal(theirs, peer, f"requires capabilities that this side lacks: {missing}")
     return frozenset(ours.supported_capabilities) & frozenset(theirs.supported_capabilities)
+
+
+def _refusal(theirs: extension_pb2.PeerMetadata | None, peer: str, problem: str) -> NegotiationError:
+    named = ""
+    if theirs is not None:
+        named = f" ({theirs.implementation_name or 'unnamed'} {theirs.implementation_version or 'unknown'})"
+    return NegotiationError(f"the {peer}{named} {problem}", public=f"it {problem}")
 
 
 def _version(metadata: extension_pb2.PeerMetadata) -> str:
@@ -74,4 +80,7 @@ def _version(metadata: extension_pb2.PeerMetadata) -> str:
 
 
 def _missing(needed: Iterable[str], offered: Iterable[str]) -> str:
-    return ", ".join(sorted(set(needed) - set(offered))[:_SHOWN])
+    names = sorted(set(needed) - set(offered))
+    # A name has a grammar but no length, and what is shown here may be public.
+    shown = [name if len(name) <= _SHOWN_BYTES else f"{name[:_SHOWN_BYTES]}..." for name in names[:_SHOWN]]
+    return ", ".join(shown)

@@ -15,6 +15,7 @@ import grpc.aio
 import pytest
 from scripted.isolation_boundary import POLICY, SESSION, Boundary, Keys, claims
 
+from openshell.isolation import boundary_service
 from openshell.isolation.client import BackendClient
 from openshell.isolation.connection_states import Connected, Frozen, RuntimeState, Terminal
 from openshell.isolation.documents import OuterFence, TransportTls, UnixTransport, WorkloadIdentity
@@ -23,6 +24,7 @@ from openshell.isolation.errors import (
     ConfirmError,
     DeniedError,
     DescriptorError,
+    NegotiationError,
     ProcessError,
     TerminatedError,
     TokenError,
@@ -62,6 +64,19 @@ async def test_the_socket_is_open_to_all_and_gone_after_close(boundary: Boundary
     assert stat.S_IMODE(boundary.socket_path.stat().st_mode) == 0o666
     await boundary.server.close()
     assert list(boundary.socket_path.parent.iterdir()) == []
+
+
+async def test_a_boundary_that_refuses_the_protocol_is_quoted_in_private_only(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise NegotiationError("SECRET token=abc")
+
+    monkeypatch.setattr(boundary_service, "negotiate", refuses)
+    with pytest.raises(NegotiationError) as refused:
+        await boundary.connect()
+    assert "SECRET token=abc" in refused.value.message
+    assert refused.value.public == "it refuses isolation protocol 1.0 or this side's capabilities"
 
 
 async def test_a_token_of_another_key_is_refused(boundary: Boundary) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from openshell.isolation.errors import NegotiationError
@@ -64,6 +66,18 @@ def test_incompatible_peers_are_refused_by_name(theirs: PeerMetadata | None, tex
         negotiate(OURS, theirs, peer="supervisor")
     assert caught.value.status is StatusCode.FAILED_PRECONDITION
     assert "supervisor" in str(caught.value)
+    assert re.search(text, caught.value.public)
+
+
+def test_a_peers_own_name_is_no_public_text_and_a_capability_is_cut() -> None:
+    theirs = metadata(required=(CONTRACT, f"openshell.{'a' * 900}.thing"))
+    theirs.implementation_name, theirs.implementation_version = "SECRET", "http://evil"
+    with pytest.raises(NegotiationError) as caught:
+        negotiate(OURS, theirs, peer="backend")
+    assert "SECRET http://evil" in caught.value.message
+    assert "SECRET" not in caught.value.public
+    assert "http" not in caught.value.public
+    assert len(caught.value.public) < 200
 
 
 def test_a_requirement_of_ours_that_they_lack_is_named() -> None:

@@ -14,6 +14,7 @@ from unit.supervisor.fake_gateway import INSTANCE_ID, a_configuration, settled
 from unit.supervisor.scripted_boundary import PROCESS_ID, ScriptedBoundary
 
 from openshell.isolation import errors as isolation_errors
+from openshell.isolation.negotiation import negotiate, our_metadata
 from openshell.isolation.operations import (
     ExitStatus,
     ImagePolicy,
@@ -23,6 +24,7 @@ from openshell.isolation.operations import (
     SessionSnapshot,
 )
 from openshell.verdicts import Category, LastWords, Stage
+from openshell.wire.extension.v1.extension_pb2 import PeerMetadata, ProtocolVersion
 from openshell.wire.v1 import openshell_pb2
 from supervisor_reference.exit_codes import ExitCode
 from supervisor_reference.process import until_end_or_signal
@@ -240,7 +242,7 @@ async def test_a_refusal_that_cannot_be_reported_is_still_the_refusal(
     [
         ("attach", isolation_errors.DescriptorError(WORDS), Stage.ATTACH, Category.INFRASTRUCTURE, 69),
         ("attach", isolation_errors.UnavailableError(WORDS), Stage.ATTACH, Category.INFRASTRUCTURE, 69),
-        ("open", isolation_errors.NegotiationError("1.0 against 2.0"), Stage.BUILD, Category.INCOMPATIBLE, 76),
+        ("open", isolation_errors.NegotiationError(WORDS), Stage.BUILD, Category.INCOMPATIBLE, 76),
         ("open", isolation_errors.DeniedError(WORDS), Stage.BUILD, Category.INFRASTRUCTURE, 69),
         ("open", isolation_errors.TransportLostError(WORDS), Stage.BUILD, Category.INFRASTRUCTURE, 69),
         ("discover_policy", isolation_errors.TerminatedError(WORDS), Stage.BUILD, Category.INFRASTRUCTURE, 69),
@@ -270,6 +272,26 @@ async def test_a_failure_names_its_stage_and_keeps_the_backends_words_private(
     assert not any(report.refused_before_start for report in fake.reports())
     assert "terminate_boundary" not in boundary.calls
     assert "wait" not in boundary.calls
+
+
+async def test_a_backend_that_does_not_fit_is_told_by_versions_alone(
+    fake: FakeGateway, boundary: ScriptedBoundary, supervise: Start
+) -> None:
+    theirs = PeerMetadata(
+        protocol_version=ProtocolVersion(major=2, minor=1),
+        implementation_name=f"acme {WORDS}",
+        implementation_version="visit http://evil",
+    )
+    with pytest.raises(isolation_errors.NegotiationError) as refused:
+        negotiate(our_metadata("openshell-supervisor", "0"), theirs, peer="backend")
+    boundary.errors["open"] = refused.value
+    _, words = await supervise()
+    assert words is not None
+    assert words.public == (
+        "isolation backend 'openshell-sandbox' does not fit this supervisor: "
+        "it speaks isolation protocol 2.1, this side 1.0; use matching releases"
+    )
+    assert "visit http://evil" in words.private
 
 
 async def test_a_program_that_cannot_be_started_is_named(
