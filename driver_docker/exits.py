@@ -21,7 +21,7 @@ from driver_docker.teardown import remove_container
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from datetime import datetime
 
     from driver_docker.concurrency import Background
@@ -68,34 +68,67 @@ class Exits:
             return
         sandbox.judged.add(container)
         handle = self._supervisor_ended if supervisor else self._workload_ended
-        self._background.spawn(handle(sandbox, container), name=f"{component.value} of {sandbox.sandbox_id} ended")
+        self._background.spawn(
+            self._conclude(sandbox, handle(sandbox, container), {container}),
+            name=f"{component.value} of {sandbox.sandbox_id} ended",
+        )
+
+    @staticmethod
+    async def _conclude(sandbox: Sandbox, handling: Awaitable[bool], containers: set[str]) -> None:
+        """Await the handling of an end; where nothing could be concluded, the next look takes it up again."""
+        run, concluded = sandbox.run, False
+        try:
+            concluded = await handling
+        finally:
+            if not concluded and sandbox.run == run:
+                sandbox.judged -= containers
 
     def both_ended(self, sandbox: Sandbox) -> None:
         """Handle the end of both containers that no event told, in the order in which they ended. Returns at once."""
         record = sandbox.record
+        if record.supervisor_id in sandbox.judged and sandbox.workload_ended_first:
+            # It followed, and the end that it followed is not told yet if the engine did not say enough of it.
+            self.ended(sandbox, Component.WORKLOAD)
+            return
         if any(container in sandbox.judged for container in sandbox.container_ids):
             return  # one of them is being handled, and the other follows from it
         self._background.spawn(self._both_ended(sandbox, record), name=f"ends of {sandbox.sandbox_id}")
 
     async def _both_ended(self, sandbox: Sandbox, record: SandboxRecord) -> None:
         run = sandbox.run
-        workload = await self._ended_at(record.workload_id)
-        supervisor = await self._ended_at(record.supervisor_id)
+        try:
+            workload = await self._ended_at(record.workload_id)
+            supervisor = await self._ended_at(record.supervisor_id)
+        except EngineError as error:
+            # The order decides whom to blame, and nothing is known of it: the next look asks again.
+            self._services.log_of(sandbox).warning("ends could not be looked at", error=error.message)
+            return
         if sandbox.run != run or sandbox.record.phase is not RecordPhase.ACTIVE:
             return
+        if any(container in sandbox.judged for container in sandbox.container_ids):
+            return  # an event was faster
         # An engine that ends stops all at once, each with a grace of its own; a workload that lost its supervisor ends
         # itself only after its recovery window. So a short lead of the supervisor's says nothing.
-        if workload is None or supervisor is None or supervisor + _SHUTDOWN_SPREAD >= workload:
-            sandbox.workload_ended_first = True
+        first = workload is None or supervisor is None or supervisor + _SHUTDOWN_SPREAD >= workload
+        sandbox.workload_ended_first = first
+        if first:
             self.ended(sandbox, Component.WORKLOAD)
-        else:
-            sandbox.judged.add(record.workload_id)
-        self.ended(sandbox, Component.SUPERVISOR)
+            self.ended(sandbox, Component.SUPERVISOR)
+        elif self._is_news(sandbox, record.supervisor_id):
+            # Its end follows from the supervisor's, once that is told.
+            both = {record.workload_id, record.supervisor_id}
+            sandbox.judged |= both
+            await self._conclude(sandbox, self._supervisor_ended(sandbox, record.supervisor_id), both)
 
     async def _ended_at(self, container: str) -> datetime | None:
+        """When a container ended; `None` where it is gone, and nobody can say any more.
+
+        Raises:
+            EngineError: The engine did not say.
+        """
         try:
             return (await self._services.engine.inspect_container(container)).finished_at
-        except EngineError:
+        except EngineAbsentError:
             return None
 
     def _is_news(self, sandbox: Sandbox, container: str) -> bool:
@@ -105,31 +138,33 @@ class Exits:
             and container not in sandbox.intentional
         )
 
-    async def _supervisor_ended(self, sandbox: Sandbox, container: str) -> None:
+    async def _supervisor_ended(self, sandbox: Sandbox, container: str) -> bool:
+        """Handle the end of a supervisor; whether that could be concluded."""
         run = sandbox.run
         ended = await self._examine_supervisor(sandbox)
         if ended.verdict.exit_code in _ORDERLY_CODES and ended.verdict.is_failure:
             await self._settle(sandbox, container)
             if self._is_news(sandbox, container):
                 ended = await self._examine_supervisor(sandbox)
-        if sandbox.run != run or not self._is_news(sandbox, container):
-            return
-        if not ended.verdict.is_exit:
-            sandbox.judged.discard(container)
-            return
+        if sandbox.run != run:
+            return True  # the answer is about an earlier run
+        if not self._is_news(sandbox, container) or not ended.verdict.is_exit:
+            return False
         if ended.verdict.is_failure:
             self._tell(sandbox, ended)
         await self._services.record_exit(sandbox, ended.verdict, ended.tail)
         await self._take_down(sandbox, container, stop_workload=ended.verdict.is_failure)
+        return True
 
-    async def _workload_ended(self, sandbox: Sandbox, container: str) -> None:
+    async def _workload_ended(self, sandbox: Sandbox, container: str) -> bool:
+        """Handle the end of a workload; whether that could be concluded."""
         run = sandbox.run
         ended = await examine(self._services, sandbox, Component.WORKLOAD)
-        if sandbox.run != run or not self._is_news(sandbox, container):
-            return  # the answer is about an earlier run
-        if not ended.verdict.is_exit or self._is_old(sandbox, ended):
-            sandbox.judged.discard(container)
-            return
+        if sandbox.run != run:
+            return True
+        # No news while it is being stopped; if the engine refuses the stop, it is news again.
+        if not self._is_news(sandbox, container) or not ended.verdict.is_exit or self._is_old(sandbox, ended):
+            return False
         sandbox.workload = ended.facts or sandbox.workload
         if sandbox.record.failure is None:
             self._tell(sandbox, ended)
@@ -141,6 +176,7 @@ class Exits:
         await self._wait(sandbox, lambda: sandbox.has_event(supervisor, "die", "destroy"), _FOLLOW_GRACE_SECONDS)
         if supervisor not in sandbox.judged and self._is_news(sandbox, supervisor):
             await self._take_down(sandbox, supervisor, stop_workload=False)
+        return True
 
     @staticmethod
     def _is_old(sandbox: Sandbox, ended: Exit) -> bool:

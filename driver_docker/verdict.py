@@ -128,7 +128,7 @@ def judge(evidence: ExitEvidence) -> Verdict:
         engine_error = redact(engine_cause(told))
         code = could_not_run_code(told, code)
     facts = evidence.facts
-    has_ended = kind not in {VerdictKind.STILL_RUNNING, VerdictKind.ENGINE_UNREACHABLE}
+    has_ended = _has_ended(evidence)
     words = evidence.last_words if evidence.component is Component.SUPERVISOR and has_ended else None
     if kind in {VerdictKind.STOPPED, VerdictKind.FOLLOWED_WORKLOAD}:
         words = None

@@ -63,6 +63,8 @@ MAX_MESSAGE_BYTES: Final = 1024
 METADATA_PREFIX: Final = "openshell.verdict."
 """Every metadata key of a verdict starts with this."""
 
+_NO_VIEW: Final = "InspectFailed"
+"""Reason of what is no exit: the container could not be looked at, whatever else is told of it."""
 _MAX_REASON_BYTES: Final = 128
 _MAX_GENERATION_BYTES: Final = 128
 _INTEGER: Final = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
@@ -199,7 +201,7 @@ class Verdict:
     @property
     def is_exit(self) -> bool:
         """Whether the container is known to have ended (false where only the view of it was lost)."""
-        return self.kind not in {VerdictKind.STILL_RUNNING, VerdictKind.ENGINE_UNREACHABLE}
+        return self.kind not in {VerdictKind.STILL_RUNNING, VerdictKind.ENGINE_UNREACHABLE} and self.reason != _NO_VIEW
 
     @property
     def is_failure(self) -> bool:
@@ -220,6 +222,8 @@ class Verdict:
         component's last words.
         """
         sentence = _COMPLETED if self.is_completion else _SENTENCES[self.kind]
+        if self.kind is VerdictKind.UNKNOWN and not self.is_exit:
+            sentence = _NOT_SEEN
         text = sentence.format(who=_SUBJECTS[self.component], **self._facts())
         if self.finished_at is not None and self.is_exit:
             text += f" at {self.finished_at:%Y-%m-%dT%H:%M:%SZ}"
@@ -315,6 +319,7 @@ _SUBJECTS: Final[dict[Component, str]] = {
     Component.UNKNOWN: "container",
 }
 
+_NOT_SEEN: Final = "{who} could not be looked at, and is not known to have ended"
 _SENTENCES: Final[dict[VerdictKind, str]] = {
     VerdictKind.STOPPED: "{who} was stopped on request ({code})",
     VerdictKind.FOLLOWED_WORKLOAD: "{who} ended because the {lead} had ended ({code})",

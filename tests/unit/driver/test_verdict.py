@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import unicodedata
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -412,3 +413,15 @@ def test_a_stop_of_the_drivers_own_never_looks_like_a_failure_or_a_restart(evide
     if evidence.stop_requested:
         assert not (judged.is_failure and judged.kind is not VerdictKind.UNKNOWN)
         assert judged.reason in {Reason.CONTAINER_STOPPED, Reason.INSPECT_FAILED}
+
+
+@pytest.mark.parametrize("component", [Component.WORKLOAD, Component.SUPERVISOR])
+@given(evidence=any_evidence)
+def test_without_a_sign_of_an_end_there_is_none(component: Component, evidence: ExitEvidence) -> None:
+    seen_nothing = replace(
+        evidence, component=component, facts=None, absent=False, start_error=None, stop_requested=False, events=()
+    )
+    judged = judge(seen_nothing)
+    assert (judged.is_exit, judged.is_failure, judged.reason) == (False, False, Reason.INSPECT_FAILED)
+    assert (judged.exit_code, judged.finished_at, judged.words) == (None, None, "")
+    assert " ended" not in judged.message.replace("known to have ended", "")

@@ -1,0 +1,126 @@
+"""What is told of the end of a ready sandbox's containers, and what an engine that does not answer must not decide."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver
+
+from driver_docker.engine import ContainerStatus, EngineError, EngineRefusedError, EngineTimeoutError
+from driver_docker.events import PlatformEvent
+from driver_docker.exits import Exits
+from openshell.verdicts import Component, VerdictKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from driver_docker.sandboxes import Sandbox
+
+
+@pytest.fixture
+async def driver(tmp_path: Path) -> AsyncIterator[MemoryDriver]:
+    async with memory_driver(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No event comes here that could be waited for."""
+    monkeypatch.setattr("driver_docker.exits._FOLLOW_GRACE_SECONDS", 0)
+
+
+def _end_both(driver: MemoryDriver, *, supervisor_leads: timedelta) -> None:
+    driver.engine.change(WORKLOAD, status=ContainerStatus.EXITED, exit_code=0, finished_at=AT)
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=6, finished_at=AT - supervisor_leads)
+
+
+def _refuse_inspects(driver: MemoryDriver, *numbers: int, error: EngineError) -> None:
+    """Refuse the inspects with these numbers, counted from one."""
+    seen = 0
+
+    def refuse(call: str, _about: str) -> Exception | None:
+        nonlocal seen
+        seen += call == "inspect_container"
+        return error if call == "inspect_container" and seen in numbers else None
+
+    driver.engine.refuse = refuse
+
+
+async def _look(driver: MemoryDriver, exits: Exits, sandbox: Sandbox) -> None:
+    """One look of the observer's at two containers that have ended."""
+    if sandbox.record.failure is None:
+        exits.both_ended(sandbox)
+    await driver.settle()
+
+
+def _verdicts(driver: MemoryDriver) -> list[str]:
+    return [
+        event.metadata["openshell.verdict.component"] + " " + event.metadata["openshell.verdict.kind"]
+        for event in driver.told
+        if isinstance(event, PlatformEvent) and "openshell.verdict.kind" in event.metadata
+    ]
+
+
+@pytest.mark.parametrize("missed", [(), (1,), (2,), (1, 2, 3, 4), (3,), (3, 4)])
+@pytest.mark.parametrize(
+    ("supervisor_leads", "told"),
+    [(timedelta(seconds=60), "supervisor exited"), (timedelta(seconds=0), "workload ended_unasked")],
+)
+async def test_a_look_that_the_engine_did_not_answer_neither_blames_nor_hides(
+    driver: MemoryDriver, missed: tuple[int, ...], supervisor_leads: timedelta, told: str
+) -> None:
+    sandbox = await driver.active()
+    exits = Exits(driver.services, driver.background)
+    _end_both(driver, supervisor_leads=supervisor_leads)
+    _refuse_inspects(driver, *missed, error=EngineTimeoutError("slow"))
+    for _ in range(6):
+        await _look(driver, exits, sandbox)
+    assert _verdicts(driver) == [told]
+    assert sandbox.record.failure is not None
+
+
+@pytest.mark.parametrize(
+    "error", [EngineRefusedError("driver failed"), EngineTimeoutError("slow"), EngineError("no JSON")]
+)
+async def test_an_inspect_that_fails_is_no_end(driver: MemoryDriver, error: EngineError) -> None:
+    sandbox = await driver.active()
+    exits = Exits(driver.services, driver.background)
+    driver.engine.refuse = lambda call, about: error if (call, about) == ("inspect_container", SUPERVISOR) else None
+    exits.ended(sandbox, Component.SUPERVISOR)
+    await driver.settle()
+    assert driver.told == []
+    assert sandbox.record.failure is None
+    assert {facts.status for facts in driver.engine.containers.values()} == {ContainerStatus.RUNNING}
+    driver.engine.refuse = lambda *_: None
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=9, finished_at=AT)
+    exits.ended(sandbox, Component.SUPERVISOR)
+    await driver.settle()
+    assert _verdicts(driver) == [f"supervisor {VerdictKind.EXITED}"]
+
+
+async def test_a_state_that_is_not_known_is_no_end(driver: MemoryDriver) -> None:
+    sandbox = await driver.active()
+    driver.engine.change(WORKLOAD, status=ContainerStatus.UNKNOWN)
+    Exits(driver.services, driver.background).ended(sandbox, Component.WORKLOAD)
+    await driver.settle()
+    assert (driver.told, sandbox.record.failure) == ([], None)
+
+
+async def test_an_end_whose_handling_failed_is_taken_up_by_the_next_look(
+    driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = await driver.active()
+    exits = Exits(driver.services, driver.background)
+    driver.engine.change(WORKLOAD, status=ContainerStatus.EXITED, exit_code=3, finished_at=AT)
+    with monkeypatch.context() as broken:
+        broken.setattr("driver_docker.exits.examine", lambda *_: 1 / 0)
+        exits.ended(sandbox, Component.WORKLOAD)
+        await driver.settle()
+    assert [type(error) for error in driver.failures] == [ZeroDivisionError]
+    driver.failures.clear()
+    exits.ended(sandbox, Component.WORKLOAD)
+    await driver.settle()
+    assert _verdicts(driver) == ["workload exited"]
