@@ -81,7 +81,7 @@ def check_shape(report: Report) -> ReportedAdmission:
     admission = report.admission
     if admission is None:
         raise InvalidRequestError("admission is required", field="admission")
-    if not _is_uuid(admission.instance_id):
+    if not is_uuid(admission.instance_id):
         raise InvalidRequestError("instance_id must be a UUID", field="admission.instance_id")
     if admission.state not in set(AdmissionState):
         raise InvalidRequestError("invalid admission state", field="admission.state")
@@ -198,7 +198,8 @@ def _in_window(record: SandboxRecord, state: AdmissionState, now: datetime) -> P
     return provisioning
 
 
-def _is_uuid(text: str) -> bool:
+def is_uuid(text: str) -> bool:
+    """Whether a text is a hyphenated UUID, as every instance id is (isolation contract 4.1)."""
     try:
         return str(uuid.UUID(text)) == text.lower()
     except ValueError:

@@ -46,10 +46,10 @@ def driver_sandbox(
         name: Its public name.
         workspace: Its workspace.
         spec: The spec with its image resolved.
-        driver_name: The configured name; only that block of `driver_config` is handed on.
+        driver_name: The configured name; that block of `driver_config` is handed on.
 
     Raises:
-        InvalidRequestError: `resources` has a member that cannot be handed on.
+        InvalidRequestError: `resources` or `driver_config` has a member that cannot be handed on.
     """
     template = spec.template
     out = compute_driver_pb2.DriverSandboxTemplate(
@@ -63,6 +63,13 @@ def driver_sandbox(
     platform = _platform_config(template, _add_resources(template.resources, out))
     if platform.fields:
         out.platform_config.CopyFrom(platform)
+    foreign = sorted(set(template.driver_config.fields) - {driver_name})
+    if foreign:
+        raise InvalidRequestError(
+            f"driver_config has a block for {foreign[0][:80]!r}, but this gateway's compute driver is {driver_name!r}; "
+            "name that one or leave the block out",
+            field="spec.template.driver_config",
+        )
     block = template.driver_config.fields.get(driver_name)
     if block is not None:
         if block.WhichOneof("kind") != "struct_value":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from pathlib import PurePosixPath
 
 from gateway_embedded.admission import EffectiveConfiguration
 from gateway_embedded.errors import InvalidRequestError
@@ -14,6 +13,12 @@ from openshell.wire.sandbox.v1 import sandbox_pb2
 
 NO_PROVIDERS_REVISION = 1
 """Revision of the provider environment of a sandbox without providers: it is empty and never changes."""
+
+_KNOWN_VERSIONS = (0, 1)
+"""Versions of the policy schema; 0 is one that its author left out."""
+
+_LANDLOCK_COMPATIBILITIES = ("", "best_effort", "hard_requirement")
+_MAX_NUMERIC_ID = 2**32 - 2
 
 STORED_POLICY_INVALID_TEXT = (
     "Stored policy structure or safety validation failed; submit a complete valid replacement policy"
@@ -26,23 +31,45 @@ def policy_hash(policy: sandbox_pb2.SandboxPolicy) -> str:
 
 
 def check_policy(policy: sandbox_pb2.SandboxPolicy) -> None:
-    """Refuse a policy that could not mean anything.
+    """Refuse a policy that no boundary would take, here, where its author still sees why.
 
     Raises:
-        InvalidRequestError: A path is not absolute or climbs, or the workload would run as root.
+        InvalidRequestError: Its version or what it asks of Landlock is not known, a path is not absolute and
+            normalised, or the workload would run as root.
     """
+    if policy.version not in _KNOWN_VERSIONS:
+        raise InvalidRequestError(f"policy version {policy.version} is not known, only 1", field="policy.version")
+    compatibility = policy.landlock.compatibility
+    if compatibility not in _LANDLOCK_COMPATIBILITIES:
+        raise InvalidRequestError(
+            f"landlock.compatibility {compatibility[:80]!r} is not best_effort or hard_requirement",
+            field="policy.landlock.compatibility",
+        )
     for name, paths in (("read_only", policy.filesystem.read_only), ("read_write", policy.filesystem.read_write)):
         for path in paths:
-            if not path.startswith("/") or ".." in PurePosixPath(path).parts or "\0" in path:
+            if not _is_normal(path):
                 raise InvalidRequestError(
-                    f"policy path {path!r} must be absolute and without '..'", field=f"policy.filesystem.{name}"
+                    f"policy path {path[:200]!r} must be absolute, without '.', '..' and empty parts",
+                    field=f"policy.filesystem.{name}",
                 )
     for name, value in (("run_as_user", policy.process.run_as_user), ("run_as_group", policy.process.run_as_group)):
-        if value in ("root", "0"):
+        number = int(value[:20]) if value.isascii() and value.isdigit() else None
+        if value == "root" or number == 0:
             raise InvalidRequestError(
-                f"policy would run the workload as {value!r}; name a user without privileges",
+                f"policy would run the workload as {value[:80]!r}; name a user without privileges",
                 field=f"policy.process.{name}",
             )
+        if number is not None and (len(value) > 20 or number > _MAX_NUMERIC_ID):
+            raise InvalidRequestError(
+                f"{name} {value[:80]!r} is larger than any user or group id", field=f"policy.process.{name}"
+            )
+
+
+def _is_normal(path: str) -> bool:
+    """Whether a path is absolute and has no empty, ``.`` or ``..`` part and no NUL. A slash at the end is allowed."""
+    if not path.startswith("/") or "\0" in path:
+        return False
+    return all(part not in ("", ".", "..") for part in path.removesuffix("/").split("/")[1:])
 
 
 def first_revision(sandbox_id: str, policy: sandbox_pb2.SandboxPolicy, *, now: datetime) -> PolicyRevision:

@@ -11,7 +11,13 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway_embedded.errors import InvalidRequestError, NotBuiltError, WorkspaceNotFoundError
+from gateway_embedded.errors import (
+    InvalidRequestError,
+    NotBuiltError,
+    PermissionDeniedError,
+    PreconditionError,
+    WorkspaceNotFoundError,
+)
 from gateway_embedded.policies import check_policy
 from gateway_embedded.store import PagePosition
 from openshell.wire.datamodel.v1 import datamodel_pb2
@@ -28,6 +34,12 @@ _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _LABEL_PART = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _LABEL_KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL_PART}", re.ASCII)
 _LABEL_VALUE = re.compile(rf"({_LABEL_PART})?", re.ASCII)
+_LOG_LEVELS = ("trace", "debug", "info", "warn", "warning", "error")
+"""Words of `OPENSHELL_LOG_LEVEL`, in any case; who reads another one takes it for info, silently."""
+
+_UNBUILT_ANNOTATIONS = ("openshell.ai/freeze-policy", "openshell.ai/memory-budget")
+"""Annotations that ask for something, of which nothing is built: a promise that is not kept must not be taken."""
+
 _INTERNAL_ANNOTATIONS = "internal.openshell.ai/"
 _MAX_MAP_ENTRIES = 256
 _MAX_ANNOTATION_BYTES = 32 * 1024
@@ -118,6 +130,10 @@ def check_create(request: openshell_pb2.CreateSandboxRequest) -> None:
     _check_labels("labels", request.labels)
     _check_annotations(request.annotations)
     spec = request.spec
+    if spec.log_level and spec.log_level.lower() not in _LOG_LEVELS:
+        raise InvalidRequestError(
+            f"log_level {spec.log_level[:80]!r} is not one of {', '.join(_LOG_LEVELS)}", field="spec.log_level"
+        )
     _check_environment("spec.environment", spec.environment)
     _check_environment("spec.template.environment", spec.template.environment)
     _check_labels("spec.template.labels", spec.template.labels)
@@ -131,6 +147,50 @@ def check_create(request: openshell_pb2.CreateSandboxRequest) -> None:
         raise InvalidRequestError("the command has a NUL character", field="spec.command")
     if spec.HasField("policy"):
         check_policy(spec.policy)
+
+
+def check_watch(request: openshell_pb2.WatchSandboxRequest) -> None:
+    """Refuse what would choose among log lines.
+
+    Raises:
+        NotBuiltError: It chooses; the field is named.
+    """
+    unbuilt = {
+        "since_time": request.HasField("since_time"),
+        "log_sources": bool(request.log_sources),
+        "log_min_level": bool(request.log_min_level),
+    }
+    _refuse(unbuilt)
+
+
+def check_write_back(request: openshell_pb2.UpdateConfigRequest) -> None:
+    """Everything about a supervisor's write-back of its policy that needs no state.
+
+    Raises:
+        InvalidRequestError: A part is missing or malformed.
+        PreconditionError: The policy asks for what is not built; the supervisor reports such a refusal as one of its
+            policy (isolation contract 4.2).
+        PermissionDeniedError: It asks for more than a supervisor may.
+    """
+    unbuilt = {
+        "setting_key": bool(request.setting_key),
+        "setting_value": request.HasField("setting_value"),
+        "delete_setting": request.delete_setting,
+        "global": getattr(request, "global"),
+        "merge_operations": bool(request.merge_operations),
+    }
+    asked = [name for name, given in unbuilt.items() if given]
+    if asked:
+        raise PermissionDeniedError(f"a supervisor may only write back its policy, not use {', '.join(asked)}")
+    if not request.HasField("policy"):
+        raise InvalidRequestError("policy is required", field="policy")
+    request_id(request.request_id)
+    _check_annotations(request.annotations)
+    if request.policy.network_middlewares:
+        raise PreconditionError(
+            "policy.network_middlewares is not built in the embedded gateway of this release; leave it out"
+        )
+    check_policy(request.policy)
 
 
 def _refuse_unbuilt(request: openshell_pb2.CreateSandboxRequest) -> None:
@@ -147,6 +207,11 @@ def _refuse_unbuilt(request: openshell_pb2.CreateSandboxRequest) -> None:
         "spec.restart_policy": spec.restart_policy not in never,
         "spec.policy.network_middlewares": bool(spec.policy.network_middlewares),
     }
+    unbuilt |= {f"annotations[{name!r}]": name in request.annotations for name in _UNBUILT_ANNOTATIONS}
+    _refuse(unbuilt)
+
+
+def _refuse(unbuilt: Mapping[str, bool]) -> None:
     asked = [name for name, given in unbuilt.items() if given]
     if asked:
         raise NotBuiltError(f"not built in the embedded gateway of this release: {', '.join(asked)}; leave it out")

@@ -117,13 +117,11 @@ class Supervision:
     ) -> openshell_pb2.UpdateConfigResponse:
         """Store the policy that a supervisor found in the image, or the default (isolation contract 4.2, step 4).
 
+        The caller has checked the request.
+
         Raises:
-            InvalidRequestError: There is no policy, or it is invalid.
             ConflictError: Another revision was stored meanwhile, or the expected version is not the stored one.
         """
-        if not request.HasField("policy"):
-            raise InvalidRequestError("policy is required", field="policy")
-        policies.check_policy(request.policy)
         revisions = await self._states.store.policies(record.id)
         revision = policies.next_revision(
             record, revisions, request.policy, provenance=dict(request.annotations), now=self._states.clock()

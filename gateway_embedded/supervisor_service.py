@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gateway_embedded import encoding, requests
-from gateway_embedded.admission import Report
+from gateway_embedded.admission import Report, is_uuid
 from gateway_embedded.auth import SandboxPrincipal
 from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.config import GatewayConfig
@@ -80,16 +80,7 @@ class SupervisorService:
             raise NotBuiltError("UpdateConfig by users is not built in the embedded gateway of this release")
         record = await self._supervision.record_of(call.principal)
         _require_own(record, request.sandbox, request.workspace_scope if request.HasField("workspace_scope") else None)
-        unbuilt = {
-            "setting_key": bool(request.setting_key),
-            "setting_value": request.HasField("setting_value"),
-            "delete_setting": request.delete_setting,
-            "global": getattr(request, "global"),
-            "merge_operations": bool(request.merge_operations),
-        }
-        asked = [name for name, given in unbuilt.items() if given]
-        if asked:
-            raise PermissionDeniedError(f"a supervisor may only write back its policy, not use {', '.join(asked)}")
+        requests.check_write_back(request)
         if request.expected_resource_version not in (0, record.resource_version):
             raise ConflictError(
                 f"sandbox {record.name!r} changed meanwhile; read it again and repeat",
@@ -161,8 +152,8 @@ class SupervisorService:
         interval = self._config.heartbeat_interval_seconds
         hello = await _first_hello(messages, within_seconds=interval * MISSED_HEARTBEATS)
         call.sandbox.require(hello.sandbox_id)
-        if not hello.instance_id:
-            raise InvalidRequestError("instance_id is required", field="hello.instance_id")
+        if not is_uuid(hello.instance_id):
+            raise InvalidRequestError("instance_id must be a UUID", field="hello.instance_id")
         record = await self._supervision.record_of(call.sandbox)
         session = self._states.sessions.open(record.id, hello.instance_id)
         try:

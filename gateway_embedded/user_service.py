@@ -144,7 +144,9 @@ class UserService:
         """
         scope = request.workspace_scope if request.HasField("workspace_scope") else None
         workspace = requests.workspace_of(scope)
-        record = await self._states.find(workspace, requests.sandbox_name(request.sandbox, field="sandbox"))
+        name = requests.sandbox_name(request.sandbox, field="sandbox")
+        requests.check_watch(request)
+        record = await self._states.find(workspace, name)
         hub = self._states.hub
         follow_events = request.follow_events or request.event_tail > 0
         with hub.subscribe(

@@ -79,6 +79,8 @@ def test_request_ids() -> None:
             },
             "spec.policy.network_middlewares",
         ),
+        ({"annotations": {"openshell.ai/freeze-policy": "pause"}}, "openshell.ai/freeze-policy"),
+        ({"annotations": {"openshell.ai/memory-budget": "1Gi"}}, "openshell.ai/memory-budget"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
@@ -169,7 +171,7 @@ def test_the_driver_gets_what_the_user_asked_for() -> None:
                     "claims": [{"name": "c"}],
                 }
             ),
-            driver_config=struct({"docker": {"mounts": []}, "kubernetes": {"ignored": True}}),
+            driver_config=struct({"docker": {"mounts": []}}),
         ),
         policy=sandbox_pb2.SandboxPolicy(process=sandbox_pb2.ProcessPolicy(run_as_user="agent", run_as_group="1000")),
         resource_requirements=pb.ResourceRequirements(gpu=pb.GpuResourceRequirements(count=2)),
@@ -198,6 +200,110 @@ def test_the_driver_gets_what_the_user_asked_for() -> None:
     assert json_format.MessageToDict(template.driver_config) == {"mounts": []}
     assert not out.sandbox_token
     assert not out.launch_authentication
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"kubernetes": {"x": 1}},
+        {"docker": {"mounts": []}, "kubernetes": {}},
+        {"Docker": {"mounts": []}},
+        {"": {}},
+        {"mounts": []},
+    ],
+)
+def test_a_block_for_another_driver_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="this gateway's compute driver is 'docker'") as caught:
+        driver_input(spec(template=pb.SandboxTemplate(image="i", driver_config=struct(config))))
+    assert caught.value.field == "spec.template.driver_config"
+
+
+@pytest.mark.parametrize("level", ["", "trace", "debug", "info", "warn", "warning", "error", "INFO"])
+def test_known_log_levels(level: str) -> None:
+    requests.check_create(pb.CreateSandboxRequest(spec=spec(log_level=level)))
+
+
+@pytest.mark.parametrize("level", ["garbage", "info,debug", " info", "inf\no", "0"])
+def test_an_unknown_log_level_is_refused(level: str) -> None:
+    with pytest.raises(InvalidRequestError, match="is not one of trace, debug, info") as caught:
+        requests.check_create(pb.CreateSandboxRequest(spec=spec(log_level=level)))
+    assert caught.value.field == "spec.log_level"
+
+
+@pytest.mark.parametrize(
+    ("policy", "field"),
+    [
+        ({"version": 7}, "policy.version"),
+        ({"landlock": {"compatibility": "bogus"}}, "policy.landlock.compatibility"),
+        ({"filesystem": {"read_only": ["/usr//lib"]}}, "policy.filesystem.read_only"),
+        ({"filesystem": {"read_only": ["/etc/./x"]}}, "policy.filesystem.read_only"),
+        ({"filesystem": {"read_only": ["//usr"]}}, "policy.filesystem.read_only"),
+        ({"filesystem": {"read_write": ["/a/.."]}}, "policy.filesystem.read_write"),
+        ({"filesystem": {"read_write": [""]}}, "policy.filesystem.read_write"),
+        ({"process": {"run_as_user": "00"}}, "policy.process.run_as_user"),
+        ({"process": {"run_as_group": "root"}}, "policy.process.run_as_group"),
+        ({"process": {"run_as_user": "4294967295"}}, "policy.process.run_as_user"),
+        ({"process": {"run_as_user": "9" * 5000}}, "policy.process.run_as_user"),
+    ],
+)
+def test_what_no_boundary_would_take_is_refused_where_its_author_sees_it(policy: dict[str, Any], field: str) -> None:
+    given = json_format.ParseDict(policy, sandbox_pb2.SandboxPolicy())
+    with pytest.raises(InvalidRequestError) as caught:
+        requests.check_create(pb.CreateSandboxRequest(spec=spec(policy=given)))
+    assert caught.value.field == field
+    with pytest.raises(InvalidRequestError):
+        requests.check_write_back(pb.UpdateConfigRequest(policy=given))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {},
+        {"version": 1, "landlock": {"compatibility": "hard_requirement"}},
+        {"landlock": {"compatibility": "best_effort"}, "filesystem": {"read_only": ["/", "/usr/", "/.x/..y"]}},
+        {"process": {"run_as_user": "1000", "run_as_group": "agent"}},
+    ],
+)
+def test_policies_that_are_taken(policy: dict[str, Any]) -> None:
+    given = json_format.ParseDict(policy, sandbox_pb2.SandboxPolicy())
+    requests.check_create(pb.CreateSandboxRequest(spec=spec(policy=given)))
+    requests.check_write_back(pb.UpdateConfigRequest(policy=given))
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "text"),
+    [
+        ({"annotations": {"k": "v" * 40_000}}, InvalidRequestError, "annotations"),
+        ({"annotations": {"internal.openshell.ai/x": "v"}}, InvalidRequestError, "gateway's own"),
+        ({"request_id": "once"}, InvalidRequestError, "request_id"),
+        (
+            {
+                "policy": sandbox_pb2.SandboxPolicy(
+                    network_middlewares={"m": sandbox_pb2.NetworkMiddlewareConfig(name="m")}
+                )
+            },
+            PreconditionError,
+            "network_middlewares",
+        ),
+    ],
+)
+def test_a_write_back_is_as_strict_as_a_create(fields: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        requests.check_write_back(pb.UpdateConfigRequest(**{"policy": sandbox_pb2.SandboxPolicy(), **fields}))
+
+
+def test_every_field_of_a_watch_and_a_write_back_is_looked_at() -> None:
+    assert {field.name for field in pb.WatchSandboxRequest.DESCRIPTOR.fields} == {
+        "workspace_scope", "sandbox", "follow_status", "follow_logs", "follow_events", "log_tail_lines", "event_tail",
+        "stop_on_terminal", "resume_after_cursor", "since_time", "log_sources", "log_min_level",
+    }  # fmt: skip
+    assert {field.name for field in pb.UpdateConfigRequest.DESCRIPTOR.fields} == {
+        "workspace_scope", "sandbox", "policy", "expected_resource_version", "annotations", "request_id",
+        "setting_key", "setting_value", "delete_setting", "global", "merge_operations",
+    }  # fmt: skip
+    assert {field.name for field in sandbox_pb2.SandboxPolicy.DESCRIPTOR.fields} == {
+        "version", "filesystem", "landlock", "process", "network_policies", "network_middlewares",
+    }  # fmt: skip
 
 
 def test_nothing_is_set_that_was_not_asked_for() -> None:

@@ -116,6 +116,13 @@ async def test_the_first_message_must_be_a_hello(bench: GatewayBench) -> None:
     call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
     await call.write(pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id="other", instance_id="i")))
     assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
+    for instance in ("", "i", "x" * 100_000):
+        call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
+        hello = pb.SupervisorHello(sandbox_id=supervisor.sandbox_id, instance_id=instance)
+        await call.write(pb.SupervisorMessage(hello=hello))
+        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+        assert "instance_id must be a UUID" in (await call.details() or "")
+    assert (await bench.get()).status.main_process_instance_id == ""
 
 
 @pytest.mark.parametrize("bench", [FAST], indirect=True)

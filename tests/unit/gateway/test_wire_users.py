@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 from scripted.compute_driver import condition
 from scripted.gateway_bench import WORKSPACE, GatewayBench, read, ready, rest
 
@@ -128,6 +129,14 @@ async def test_bad_requests_reach_neither_store_nor_driver(bench: GatewayBench) 
     await refused(bench.stub.ListSandboxes(pb.ListSandboxesRequest()), invalid, "workspace_scope")
     await refused(bench.stub.DeleteSandbox(pb.DeleteSandboxRequest(name="a")), invalid, "workspace_scope")
     await refused(bench.watch("missing").read(), grpc.StatusCode.NOT_FOUND, "'missing'")
+    await refused(bench.create(spec=pb.SandboxSpec(log_level="loud")), invalid, "log_level 'loud'")
+    block = pb.SandboxTemplate()
+    block.driver_config.update({"kubernetes": {"node": "a"}})
+    await refused(bench.create(spec=pb.SandboxSpec(template=block)), invalid, "driver_config has a block for")
+    unbuilt = grpc.StatusCode.UNIMPLEMENTED
+    await refused(bench.watch("missing", since_time=Timestamp(seconds=1)).read(), unbuilt, "since_time")
+    await refused(bench.watch("missing", log_sources=["supervisor"]).read(), unbuilt, "log_sources")
+    await refused(bench.watch("missing", log_min_level="warn").read(), unbuilt, "log_min_level")
     assert bench.driver.validated == []
     listed = await bench.stub.ListSandboxes(pb.ListSandboxesRequest(workspace_scope=WORKSPACE))
     assert list(listed.sandboxes) == []
