@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from driver_docker import staging
+from driver_docker import log_secrets, staging
 from driver_docker.config import Staging
 from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.errors import ProvisioningError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from driver_docker.documents import LaunchDocuments
     from driver_docker.engine import ContainerSpec
     from driver_docker.isolation_backends import Delegation
+    from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
 
 
@@ -39,13 +40,17 @@ class Delivery:
         """
         return await self._services.disk.run(lambda: read_delegation(self._config))
 
-    async def supervisor_entries(self, built: LaunchDocuments) -> tuple[staging.StagedEntry, ...]:
+    async def supervisor_entries(self, sandbox: Sandbox, built: LaunchDocuments) -> tuple[staging.StagedEntry, ...]:
         """What is staged for a supervisor: its documents, and the operator's files as they are now.
+
+        What of these is secret is from now on among the sandbox's.
 
         Raises:
             SupervisorFileError: A file that the configuration names cannot be used.
         """
         files = await self._services.disk.run(lambda: read_supervisor_files(self._config))
+        proxy_secrets = log_secrets.of_proxy_credentials(files.proxy_auth)
+        sandbox.secrets = tuple(dict.fromkeys((*sandbox.secrets, *proxy_secrets)))
         return staging.supervisor_entries(
             built,
             gateway_ca=files.gateway_ca,

@@ -256,7 +256,7 @@ class Launcher:
         starts, and the records are written meanwhile.
         """
         workload = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
-        supervisor = await self.delivery.supervisor_entries(built)
+        supervisor = await self.delivery.supervisor_entries(sandbox, built)
         record = sandbox.record
         await together(
             self.delivery.put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),

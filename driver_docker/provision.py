@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from driver_docker import events, names
+from driver_docker import events, log_secrets, names
 from driver_docker.concurrency import uninterrupted
 from driver_docker.engine import EngineError
 from driver_docker.errors import DriverError, RecordError, SandboxExistsError
@@ -56,7 +56,7 @@ class Provisioner:
         async with services.table.lock_of(request.sandbox_id):
             await self._give_way(request.sandbox_id)
             sandbox = services.table.add(self._reservation(request, launch))
-            sandbox.secrets = (launch.supervisor.gateway_token, launch.supervisor.sandbox_token)
+            sandbox.secrets = log_secrets.of_bundle(launch.supervisor)
             try:
                 await services.save(sandbox)
             except RecordError:

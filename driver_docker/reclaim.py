@@ -5,14 +5,16 @@ Nothing is touched that does not carry this driver's own owner label (compute-dr
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import labels
+from driver_docker import labels, log_secrets
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, RecordError
 from driver_docker.lifecycle import interrupted
 from driver_docker.records import AUTH_FILE, LAUNCH_FILES, Failure, RecordPhase
 from driver_docker.services import now
+from driver_docker.supervisor_files import read_proxy_auth
 from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
 from driver_docker.verdict import Reason
 from openshell.isolation.documents import AuthBundle, DocumentError
@@ -137,10 +139,11 @@ async def _miss_supervisor(services: Services, sandbox: Sandbox) -> None:
 
 
 def _secrets(services: Services, sandbox_id: str) -> tuple[str, ...]:
-    """The tokens of a running supervisor, so that its log's end can be quoted without them."""
-    try:
+    """What a running supervisor was given, so that its log's end can be quoted without it."""
+    found: list[str] = []
+    with contextlib.suppress(DriverError, DocumentError):
         data = services.store.read_file(sandbox_id, AUTH_FILE)
-        bundle = AuthBundle.from_json(data) if data is not None else None
-    except (DriverError, DocumentError):
-        return ()
-    return (bundle.gateway_token, bundle.sandbox_token) if bundle is not None else ()
+        found += log_secrets.of_bundle(AuthBundle.from_json(data)) if data is not None else ()
+    with contextlib.suppress(DriverError):
+        found += log_secrets.of_proxy_credentials(read_proxy_auth(services.config))
+    return tuple(found)

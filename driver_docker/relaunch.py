@@ -125,7 +125,7 @@ class Relauncher:
         async with launcher.slots:
             await self._remove_supervisor(sandbox)
             await self._run_workload(sandbox, retained, committed)
-            await self._run_supervisor(sandbox, supervisor, await launcher.delivery.supervisor_entries(built))
+            await self._run_supervisor(sandbox, supervisor, await launcher.delivery.supervisor_entries(sandbox, built))
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
             raise ExitBeforeReadyError(await launcher.why_ended(sandbox))

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import records
+from driver_docker import log_secrets, records
 from driver_docker.documents import LaunchDocuments
 from driver_docker.errors import PreconditionError
 from driver_docker.quantities import ResourceLimits
@@ -120,7 +120,7 @@ class CommittedLaunch:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that must not appear in a log's end."""
-        return (self.auth.gateway_token, self.auth.sandbox_token)
+        return log_secrets.of_bundle(self.auth)
 
     def check_fresh(self, sandbox_id: str) -> None:
         """Check that its credentials have not expired.

@@ -53,9 +53,18 @@ def read_supervisor_files(config: DriverConfig) -> SupervisorFiles:
     _check_folders(config)
     return SupervisorFiles(
         gateway_ca=_certificates("guest_tls_ca", config.guest_tls_ca),
-        proxy_auth=_read("proxy_auth_file", config.proxy_auth_file, limit=_MAX_SECRET_BYTES),
+        proxy_auth=read_proxy_auth(config),
         proxy_ca_bundle=_certificates("proxy_ca_bundle", config.proxy_ca_bundle),
     )
+
+
+def read_proxy_auth(config: DriverConfig) -> bytes | None:
+    """The upstream proxy's credentials; `None` where none are configured. Blocks; run it on a thread.
+
+    Raises:
+        SupervisorFileError: The file cannot be used.
+    """
+    return _read("proxy_auth_file", config.proxy_auth_file, limit=_MAX_SECRET_BYTES)
 
 
 def read_delegation(config: DriverConfig) -> Delegation | None:

@@ -199,7 +199,10 @@ async def memory_driver(folder: Path) -> AsyncIterator[MemoryDriver]:
     store = RecordStore(folder / "state" / NAMESPACE)
     owner = labels.Owner(namespace=NAMESPACE, driver=store.open())
     config = SimpleNamespace(
-        public_detail=PublicDetail.LAST_LINE, stop_grace_seconds=1, supervisor_stop_grace_seconds=1
+        public_detail=PublicDetail.LAST_LINE,
+        stop_grace_seconds=1,
+        supervisor_stop_grace_seconds=1,
+        proxy_auth_file=None,
     )
     told: list[WatchEvent] = []
     failures: list[BaseException] = []

@@ -7,6 +7,7 @@ import tarfile
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from scripted.compute_gateway import launch_authentication, sandbox
@@ -28,6 +29,7 @@ from driver_docker.engine import (
 from driver_docker.errors import DriverError, RecordError
 from driver_docker.launch import Launcher
 from driver_docker.launch_steps import as_failure, during
+from driver_docker.reclaim import reclaim
 from driver_docker.records import LAUNCH_FILES, RecordPhase
 from driver_docker.relaunch import Relauncher
 from driver_docker.requests import decode_sandbox
@@ -101,7 +103,7 @@ class LaunchingEngine(MemoryEngine):
 
 
 @asynccontextmanager
-async def launching(folder: Path) -> AsyncIterator[tuple[MemoryDriver, Launcher]]:
+async def launching(folder: Path, **keys: Any) -> AsyncIterator[tuple[MemoryDriver, Launcher]]:
     async with memory_driver(folder) as driver:
         services = driver.services
         services.engine = driver.engine = cast("Any", LaunchingEngine())
@@ -111,10 +113,12 @@ async def launching(folder: Path) -> AsyncIterator[tuple[MemoryDriver, Launcher]
                 "state_dir": folder / "state",
                 "supervisor_image": SUPERVISOR_IMAGE,
                 "sandbox_runtime_image": RUNTIME_IMAGE,
-            },
+            }
+            | keys,
             environment={},
         )
         cast("Any", services.gate).admit_images = lambda **_: None
+        cast("Any", services.gate).admit_again = AsyncMock()
         launcher = Launcher(services)
         try:
             yield driver, launcher
@@ -219,6 +223,28 @@ async def test_an_engine_that_fails_at_a_step_gives_the_reason_of_the_step(
         found, message = await failure(driver, launcher)
         assert reached
         assert (found, away.message in message) == (reason, True)
+
+
+async def test_the_end_of_a_supervisor_is_told_without_any_secret_it_was_given(tmp_path: Path) -> None:
+    auth = tmp_path / "proxy-auth"
+    auth.write_text("alice:hunter2!\n")
+    async with launching(tmp_path, https_proxy="https://proxy:1", proxy_auth_file=auth) as (driver, launcher):
+        entry = await launch(driver, launcher)
+        assert "alice:hunter2!" in entry.secrets
+        # A start gives them to the next supervisor, and those of a rotated file count from then on.
+        auth.write_text("bob:correct-horse\n")
+        driver.engine.change(entry.record.workload_id, status=ContainerStatus.EXITED)
+        await Relauncher(driver.services, launcher).run(entry)
+        assert {"correct-horse", "bob:correct-horse"} < set(entry.secrets)
+        assert len(entry.secrets) == len(set(entry.secrets))
+        given: set[str] = set(entry.secrets)
+        # A driver that adopts it reads them again.
+        entry.record = replace(entry.record, phase=RecordPhase.ACTIVE)
+        await driver.services.save(entry)
+        driver.services.table.discard(entry)
+        await reclaim(driver.services)
+        (adopted,) = driver.services.table
+        assert set(adopted.secrets) == given
 
 
 @pytest.mark.parametrize(
