@@ -37,7 +37,7 @@ from driver_docker.workers import WorkerPool
 from openshell.isolation.documents import DocumentError
 from openshell.isolation.tls import issue_session_tls
 from openshell.status import StatusCode
-from openshell.verdicts import Component, VerdictKind
+from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.documents import LaunchDocuments
@@ -301,10 +301,10 @@ class Launcher:
         if workload_ended and not sandbox.has_event(record.supervisor_id, "die", "destroy"):
             await self._supervisor_follows(sandbox)
         supervisor = await examine(self._services, sandbox, Component.SUPERVISOR)
-        if _is_known(supervisor) and (supervisor.has_words or not workload_ended):
+        if supervisor.verdict.is_exit and (supervisor.has_words or not workload_ended):
             return supervisor
         workload = await examine(self._services, sandbox, Component.WORKLOAD)
-        ended = next((each for each in (workload, supervisor) if _is_known(each)), None)
+        ended = next((each for each in (workload, supervisor) if each.verdict.is_exit), None)
         if ended is None:
             raise EngineUnreachableError(
                 f"why sandbox {sandbox.sandbox_id} ended is not known: {supervisor.verdict.message}"
@@ -330,11 +330,6 @@ def _retained(request: LaunchRequest, plan: LaunchPlan) -> RetainedLaunch:
         gpus_attached=bool(plan.workload.cdi_devices),
         child_environment=request.child_environment,
     )
-
-
-def _is_known(ended: Exit) -> bool:
-    """Whether that a container ended is certain: a refused look alone says nothing."""
-    return ended.verdict.is_exit and (ended.facts is not None or ended.verdict.kind is not VerdictKind.UNKNOWN)
 
 
 def check_fence(facts: ContainerFacts) -> None:
