@@ -21,6 +21,9 @@ from gateway_embedded.sandboxes import Admission, AdmissionState, ConfigurationV
 REPAIR_WINDOW = timedelta(seconds=300)
 """Time for admission and repair, counted from the first report (isolation contract 5.5)."""
 
+INITIAL_CHANGE = "initial:"
+"""How the id of a configuration change begins that came with the create request (isolation contract 5.5)."""
+
 REJECTED_TEXT = "Effective configuration could not be activated; replace the policy or repair attached providers"
 """Gateway-authored text of a rejection: a supervisor's own words stay out of the public status (contract 4.3)."""
 
@@ -182,7 +185,7 @@ def _reject(
 
 
 def _in_window(record: SandboxRecord, state: AdmissionState, now: datetime) -> Provisioning:
-    """Rows 10 and 11: the first report starts the window, the first rejection extends it once."""
+    """Rows 10 and 11: the first report starts the window, the first rejection of a change extends it once."""
     provisioning = record.provisioning
     if provisioning.finished:
         return provisioning
@@ -196,6 +199,22 @@ def _in_window(record: SandboxRecord, state: AdmissionState, now: datetime) -> P
         deadline = extended if provisioning.deadline is None else max(provisioning.deadline, extended)
         provisioning = replace(provisioning, first_rejection_time=now, deadline=deadline)
     return provisioning
+
+
+def with_change(provisioning: Provisioning, *, change_id: str, now: datetime) -> Provisioning:
+    """The attempt after a newer configuration was committed (isolation contract 5.5).
+
+    It has at least `REPAIR_WINDOW` from now on to be admitted, and its first rejection grants as much once more. That
+    neither moves the absolute deadline of the preparation nor revives an attempt that is over time.
+    """
+    due = provisioning.next_deadline
+    changed = replace(provisioning, configuration_change_id=change_id, configuration_change_time=now)
+    if due is None or now >= due:
+        return changed
+    changed = replace(changed, first_rejection_time=None)
+    if provisioning.admission_start_time is None:
+        return changed
+    return replace(changed, deadline=max(due, now + REPAIR_WINDOW))
 
 
 def is_uuid(text: str) -> bool:

@@ -201,9 +201,12 @@ def _to_admission(admission: Admission) -> openshell_pb2.SandboxConfigurationAdm
 
 def _to_provisioning(provisioning: Provisioning) -> openshell_pb2.SandboxProvisioning:
     public = openshell_pb2.SandboxProvisioning(
-        attempt_id=provisioning.attempt_id, cleanup_error=provisioning.cleanup_error
+        attempt_id=provisioning.attempt_id,
+        configuration_change_id=provisioning.configuration_change_id,
+        cleanup_error=provisioning.cleanup_error,
     )
     times = {
+        "configuration_change_time": provisioning.configuration_change_time,
         "first_rejection_time": provisioning.first_rejection_time,
         "deadline": provisioning.deadline,
         "timeout_time": provisioning.timeout_time,

@@ -9,6 +9,7 @@ from datetime import timedelta
 import structlog
 
 from gateway_embedded import encoding, launches, policies, requests
+from gateway_embedded.admission import INITIAL_CHANGE
 from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.config import GatewayConfig
 from gateway_embedded.driver_link import DriverLink
@@ -135,6 +136,7 @@ class SandboxLifecycle:
     ) -> SandboxRecord:
         now = self._states.clock()
         waiting = Condition(type=READY, status="False", reason="Starting", message=ACCEPTED_TEXT, transition_time=now)
+        attempt = str(uuid.uuid4())
         preparation = timedelta(seconds=self._config.deadlines.preparation_seconds)
         record = SandboxRecord(
             id=sandbox_id,
@@ -144,7 +146,12 @@ class SandboxLifecycle:
             spec=spec.SerializeToString(deterministic=True),
             launch=new_launch(),
             status=SandboxStatus(phase=Phase.PROVISIONING, conditions=(waiting,)),
-            provisioning=Provisioning(attempt_id=str(uuid.uuid4()), preparation_deadline=now + preparation),
+            provisioning=Provisioning(
+                attempt_id=attempt,
+                preparation_deadline=now + preparation,
+                configuration_change_id=f"{INITIAL_CHANGE}{attempt}",
+                configuration_change_time=now,
+            ),
             labels=dict(request.labels),
             annotations=dict(request.annotations),
         )

@@ -151,8 +151,12 @@ class Provisioning:
 
     attempt_id: str
     preparation_deadline: datetime
+    configuration_change_id: str = ""
+    """Names the newest committed change of the configuration; begins ``initial:`` while it is the creator's."""
+    configuration_change_time: datetime | None = None
     admission_start_time: datetime | None = None
     first_rejection_time: datetime | None = None
+    """When that change was first rejected."""
     deadline: datetime | None = None
     timeout_time: datetime | None = None
     cleanup_completed_time: datetime | None = None

@@ -130,9 +130,14 @@ class Supervision:
             newest = revisions[-1]
             return openshell_pb2.UpdateConfigResponse(version=newest.version, policy_hash=newest.policy_hash)
         await self._states.store.add_policy(revision)
-        await self._states.change(
-            record.id, lambda found: found.with_status(config_revision=found.status.config_revision + 1)
-        )
+
+        def commit(found: SandboxRecord) -> SandboxRecord:
+            change = f"policy:{revision.version}"
+            provisioning = admission.with_change(found.provisioning, change_id=change, now=self._states.clock())
+            moved = found.with_status(config_revision=found.status.config_revision + 1)
+            return replace(moved, provisioning=provisioning)
+
+        await self._states.change(record.id, commit)
         self._log.info("UpdateConfig: new policy version persisted", sandbox_id=record.id, version=revision.version)
         return openshell_pb2.UpdateConfigResponse(version=revision.version, policy_hash=revision.policy_hash)
 

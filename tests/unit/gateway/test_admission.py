@@ -7,12 +7,14 @@ import pytest
 
 from gateway_embedded.admission import (
     REJECTED_TEXT,
+    REPAIR_WINDOW,
     Decision,
     EffectiveConfiguration,
     Report,
     ReportedAdmission,
     WindowExpiredError,
     decide,
+    with_change,
 )
 from gateway_embedded.errors import (
     ConflictError,
@@ -198,6 +200,36 @@ def test_the_first_report_starts_the_window_and_the_first_rejection_extends_it_o
     stored = replace(record(known(S.REJECTED)), provisioning=second)
     third = made(decide(report(S.REJECTED), stored, CURRENT, now=later + timedelta(seconds=100))).provisioning
     assert third == second
+
+
+def test_a_newer_change_extends_the_window_and_may_be_rejected_once_more() -> None:
+    stored = record(known(S.PENDING))
+    rejected = made(decide(report(S.REJECTED), stored, CURRENT, now=NOW)).provisioning
+    at = NOW + timedelta(seconds=250)
+    committed = with_change(rejected, change_id="policy:2", now=at)
+    assert (committed.configuration_change_id, committed.configuration_change_time) == ("policy:2", at)
+    assert (committed.deadline, committed.first_rejection_time) == (at + REPAIR_WINDOW, None)
+    again = at + timedelta(seconds=299)
+    stored = replace(record(known(S.REJECTED)), provisioning=committed)
+    granted = made(decide(report(S.REJECTED), stored, CURRENT, now=again)).provisioning
+    assert (granted.first_rejection_time, granted.deadline) == (again, again + REPAIR_WINDOW)
+    # An earlier deadline never takes the place of a later one.
+    assert with_change(granted, change_id="policy:3", now=at).deadline == granted.deadline
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        record().provisioning,
+        record(known(S.PENDING), deadline=NOW).provisioning,
+        record(known(S.PENDING), finished=True).provisioning,
+        record(known(S.PENDING), timeout_time=NOW).provisioning,
+    ],
+    ids=["still preparing", "over time", "was ready", "timed out"],
+)
+def test_a_change_moves_no_other_deadline(before: Provisioning) -> None:
+    after = with_change(before, change_id="policy:2", now=NOW)
+    assert after == replace(before, configuration_change_id="policy:2", configuration_change_time=NOW)
 
 
 def test_no_window_applies_once_the_sandbox_was_ready() -> None:

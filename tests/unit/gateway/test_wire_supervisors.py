@@ -180,6 +180,26 @@ async def test_policies_are_written_back_and_loaded(bench: GatewayBench) -> None
     assert environment.policy_hash == after.policy_hash
 
 
+async def test_a_written_back_policy_gives_its_attempt_more_time(bench: GatewayBench) -> None:
+    sandbox = await bench.create()
+    before = sandbox.status.provisioning
+    assert before.configuration_change_id == f"initial:{before.attempt_id}"
+    assert before.configuration_change_time == sandbox.metadata.created_time
+    supervisor = bench.supervisor(sandbox)
+    await supervisor.report(PENDING)
+    bench.clock.ahead = timedelta(seconds=200)
+    await supervisor.admit()
+    after = (await bench.get()).status.provisioning
+    assert after.configuration_change_id == "policy:1"
+    moved = after.configuration_change_time.ToDatetime(tzinfo=UTC)
+    assert moved >= before.configuration_change_time.ToDatetime(tzinfo=UTC) + timedelta(seconds=200)
+    assert after.deadline.ToDatetime(tzinfo=UTC) == moved + timedelta(seconds=300)
+    bench.clock.ahead = timedelta(seconds=450)
+    bench.driver.backend_ready(sandbox.metadata.id)
+    await supervisor.connect()
+    await bench.until_reason("DependenciesReady")
+
+
 async def test_policy_reports_that_mean_nothing(bench: GatewayBench) -> None:
     supervisor = bench.supervisor(await bench.create())
     invalid = grpc.StatusCode.INVALID_ARGUMENT
