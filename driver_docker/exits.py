@@ -240,6 +240,7 @@ class Exits:
                 self._services.log_of(sandbox).error("supervisor not removed", error=error.message)
             else:
                 sandbox.record = replace(sandbox.record, supervisor_id="")
+                sandbox.forget(record.supervisor_id)
                 await self._services.save_quietly(sandbox)
 
     async def _end_restarts(self, sandbox: Sandbox, workload: str) -> None:
