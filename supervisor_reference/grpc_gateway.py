@@ -204,21 +204,25 @@ class GrpcGateway:
 
     async def refresh_tokens(self) -> RenewedTokens:
         """See `Gateway.refresh_tokens`."""
-        answer = await self._call(
-            "RefreshSandboxToken", self._stub.RefreshSandboxToken, openshell_pb2.RefreshSandboxTokenRequest()
-        )
-        if answer.token:
-            self._token = answer.token
-        return RenewedTokens(
+        operation = "RefreshSandboxToken"
+        answer = await self._call(operation, self._stub.RefreshSandboxToken, openshell_pb2.RefreshSandboxTokenRequest())
+        renewed = RenewedTokens(
             gateway_token=answer.token,
-            gateway_expires_at=_moment(answer.expiration_time) if answer.HasField("expiration_time") else None,
+            gateway_expires_at=_moment(answer.expiration_time, operation)
+            if answer.HasField("expiration_time")
+            else None,
             sandbox_token=answer.sandbox_token,
             sandbox_expires_at=(
-                _moment(answer.sandbox_expiration_time) if answer.HasField("sandbox_expiration_time") else None
+                _moment(answer.sandbox_expiration_time, operation)
+                if answer.HasField("sandbox_expiration_time")
+                else None
             ),
             session_id=answer.session_id,
             credential_epoch=answer.credential_epoch,
         )
+        if answer.token:
+            self._token = answer.token
+        return renewed
 
     async def push_error_line(self, text: str) -> None:
         """See `Gateway.push_error_line`."""
@@ -359,8 +363,12 @@ class _GrpcStream:
         self._call.cancel()
 
 
-def _moment(stamp: Timestamp) -> datetime:
-    return stamp.ToDatetime(tzinfo=UTC)
+def _moment(stamp: Timestamp, operation: str) -> datetime:
+    try:
+        return stamp.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        text = f"the gateway answered {operation} with a time that does not exist"
+        raise GatewayError(text, operation=operation, detail="", status=StatusCode.INTERNAL) from None
 
 
 def _open_channel(endpoint: GatewayEndpoint) -> grpc.aio.Channel:

@@ -20,7 +20,7 @@ from supervisor_reference.failures import failing_as, of_boundary
 from supervisor_reference.main_process import agent_spec, report_exit
 from supervisor_reference.policy import parse_image_policy, unmediated_rules
 from supervisor_reference.refusal import refusal_line, report_attach_refusal
-from supervisor_reference.renewal import earliest_expiry, keep_renewing
+from supervisor_reference.renewal import TokenRenewal, earliest_expiry
 from supervisor_reference.session import SupervisorSession
 
 if TYPE_CHECKING:
@@ -191,19 +191,19 @@ class Supervisor:
 
     async def _serve(self, boundary: Boundary, admitted: Admitted, process_id: str) -> None:
         """Keep the session until the main process ends or the gateway asks for the stop."""
-        waiting = asyncio.create_task(self._wait(boundary, process_id), name="main process")
-        session = asyncio.create_task(self._session.run(), name="session")
         auth = self._inputs.auth
         expires_at = earliest_expiry(auth.gateway_expires_at, auth.sandbox_expires_at)
+        renewal = TokenRenewal(self._gateway, boundary, expires_at=expires_at, timing=self._timing)
+        waiting = asyncio.create_task(self._wait(boundary, process_id), name="main process")
+        session = asyncio.create_task(self._session.run(renew=renewal.renew), name="session")
         tasks = {
             waiting,
             session,
             asyncio.create_task(self._report_loaded(admitted), name="policy status"),
-            asyncio.create_task(
-                keep_renewing(self._gateway, boundary, expires_at=expires_at, timing=self._timing),
-                name="token renewal",
-            ),
+            asyncio.create_task(renewal.keep(), name="token renewal"),
         }
+        for task in tasks - {waiting, session}:
+            task.add_done_callback(_tell_defect)
         try:
             await asyncio.wait({waiting, session}, return_when=asyncio.FIRST_COMPLETED)
             # The process first: when both ended together, its exit code is the news.
@@ -230,6 +230,12 @@ class Supervisor:
             await self._gateway.report_policy_loaded(admitted.generation.policy_version)
         except GatewayError as error:
             _log.warning("the policy revision in force could not be reported: %s", error.reason)
+
+
+def _tell_defect(task: asyncio.Task[_First]) -> None:
+    """Log at once why a task ended that nobody waits for: what it did is not done any more from here on."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("the task %r failed; the supervisor goes on without it", task.get_name(), exc_info=error)
 
 
 async def _both(

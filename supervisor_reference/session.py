@@ -8,6 +8,8 @@ The gateway                                         The supervisor
 =================================================== ====================================================================
 ends the stream with OK                             stops: the sandbox is to end in order
 ends it with UNAVAILABLE, or nothing is heard of it reconnects with growing pauses for as long as the workload runs
+refuses the token (UNAUTHENTICATED)                 renews the tokens once, then reconnects: the gateway may have been
+                                                    away for longer than a token lives
 rejects the session, or ends it with another code   gives up: another instance serves the sandbox, or it is gone
 =================================================== ====================================================================
 
@@ -21,8 +23,10 @@ import asyncio
 import contextlib
 import logging
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from openshell.isolation.errors import IsolationError
 from openshell.status import StatusCode
 from openshell.verdicts import Category, Stage
 from openshell.wire.v1 import openshell_pb2
@@ -31,6 +35,7 @@ from supervisor_reference.errors import GatewayError, StageError
 from supervisor_reference.health import readiness_listener
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from openshell.wire.v1.openshell_pb2 import GatewayMessage
@@ -54,6 +59,7 @@ _FINAL: Final = frozenset(
         StatusCode.ABORTED,
     }
 )
+_UNANSWERED: Final = frozenset({StatusCode.UNAVAILABLE, StatusCode.DEADLINE_EXCEEDED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,11 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RenewTokens:
+    """Exchange the tokens for fresh ones, then try again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """No session can be had any more."""
 
@@ -107,16 +118,17 @@ class GiveUp:
     private: str = ""
 
 
-NextStep = Stop | Reconnect | GiveUp
+NextStep = Stop | Reconnect | RenewTokens | GiveUp
 
 
-def after_session(end: SessionEnd, *, attempt: int, timing: Timing) -> NextStep:
+def after_session(end: SessionEnd, *, attempt: int, timing: Timing, renewable: bool = False) -> NextStep:
     """Decide what follows the end of a session.
 
     Args:
         end: How it ended.
         attempt: Sessions in a row that ended without having been accepted, this one included; 0 for one that was.
         timing: Pauses.
+        renewable: Whether a renewal of the tokens is worth a try.
     """
     if isinstance(end, StreamClosed):
         return Stop()
@@ -124,6 +136,8 @@ def after_session(end: SessionEnd, *, attempt: int, timing: Timing) -> NextStep:
         return GiveUp(
             category=Category.INFRASTRUCTURE, public=f"the gateway rejected the supervisor's session: {end.reason}"
         )
+    if renewable and _refuses_token(end):
+        return RenewTokens()
     if isinstance(end, StreamLost) and end.status in _FINAL:
         missing = end.status is StatusCode.UNIMPLEMENTED
         return GiveUp(
@@ -131,6 +145,10 @@ def after_session(end: SessionEnd, *, attempt: int, timing: Timing) -> NextStep:
             public=f"the gateway refused the supervisor's session with {end.status.name}",
             private=end.reason,
         )
+    return _reconnect(attempt, timing)
+
+
+def _reconnect(attempt: int, timing: Timing) -> Reconnect:
     return Reconnect(
         pause_seconds=pause_after(max(attempt, 1), timing.first_backoff_seconds, timing.last_reconnect_seconds)
     )
@@ -170,15 +188,18 @@ class SupervisorSession:
         self.ready = asyncio.Event()
         """Set once a first session was accepted."""
 
-    async def run(self) -> None:
+    async def run(self, *, renew: Callable[[], Awaitable[None]] | None = None) -> None:
         """Keep a session until the gateway ends it in order.
+
+        Args:
+            renew: Renews the tokens, for a gateway that refuses the present one.
 
         Raises:
             StageError: No session can be had any more, or the first one could not be had in time.
         """
         try:
             async with asyncio.timeout(self._timing.first_session_seconds) as limit:
-                await self._keep(limit)
+                await self._keep(limit, renew)
         except TimeoutError as error:
             raise StageError(
                 stage=Stage.READINESS,
@@ -189,14 +210,24 @@ class SupervisorSession:
                 retryable=True,
             ) from error
 
-    async def _keep(self, limit: asyncio.Timeout) -> None:
+    async def _keep(self, limit: asyncio.Timeout, renew: Callable[[], Awaitable[None]] | None) -> None:
         attempt = 0
+        # Once an outage: a gateway that refuses the renewed token too means it.
+        left = renew
         while True:
             attempt += 1
             end, accepted = await self._one_session(limit)
             if accepted:
                 attempt = 0
-            step = after_session(end, attempt=attempt, timing=self._timing)
+                left = left if _refuses_token(end) else renew
+            step = after_session(end, attempt=attempt, timing=self._timing, renewable=left is not None)
+            if isinstance(step, RenewTokens) and left is not None:
+                renewal = await _renewal(left)
+                left = left if renewal is _Renewal.UNANSWERED else None
+                if renewal is _Renewal.REFUSED:
+                    step = after_session(end, attempt=attempt, timing=self._timing)
+                else:
+                    step = _reconnect(attempt, self._timing)
             if isinstance(step, Stop):
                 _log.info("the gateway ended the session in order")
                 return
@@ -211,7 +242,8 @@ class SupervisorSession:
             # One warning an outage: the attempts that follow say nothing new.
             level = logging.WARNING if attempt <= 1 else logging.DEBUG
             _log.log(level, "the session with the gateway ended: %s; reconnecting", describe_end(end))
-            await asyncio.sleep(step.pause_seconds)
+            if isinstance(step, Reconnect):
+                await asyncio.sleep(step.pause_seconds)
 
     async def _one_session(self, limit: asyncio.Timeout) -> tuple[SessionEnd, bool]:
         """Run one session; returns how it ended and whether it was ever accepted."""
@@ -294,6 +326,30 @@ class SupervisorSession:
                 sandbox_id=self._sandbox_id, instance_id=self._instance_id, connection_epoch=self._epoch
             )
         )
+
+
+class _Renewal(Enum):
+    """What came of a renewal."""
+
+    DONE = "done"
+    REFUSED = "refused"
+    UNANSWERED = "unanswered"
+
+
+async def _renewal(renew: Callable[[], Awaitable[None]]) -> _Renewal:
+    try:
+        await renew()
+    except GatewayError as error:
+        _log.warning("the tokens could not be renewed: %s", error.reason)
+        return _Renewal.UNANSWERED if error.status in _UNANSWERED else _Renewal.REFUSED
+    except IsolationError as error:
+        # The session needs the gateway's token only; the renewal in time brings the boundary another one.
+        _log.warning("the boundary did not take the renewed token: %s", error)
+    return _Renewal.DONE
+
+
+def _refuses_token(end: SessionEnd) -> bool:
+    return isinstance(end, StreamLost) and end.status is StatusCode.UNAUTHENTICATED
 
 
 async def _beat(stream: SupervisorStream, interval: float) -> None:

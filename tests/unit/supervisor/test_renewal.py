@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from unit.supervisor.scripted_boundary import ScriptedBoundary
 
 from openshell.isolation.errors import TransportLostError
 from openshell.wire.v1 import openshell_pb2
-from supervisor_reference.renewal import earliest_expiry, keep_renewing, seconds_until_renewal
+from supervisor_reference.renewal import TokenRenewal, earliest_expiry, seconds_until_renewal
 from supervisor_reference.timing import Timing
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ async def test_each_renewed_token_is_used_from_then_on(
 ) -> None:
     fake.refreshed = [tokens(1, expires=True), tokens(2, expires=False)]
     fake.failures["RefreshSandboxToken"] = [(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy")]
-    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
+    await TokenRenewal(gateway, boundary, expires_at=int(time.time()), timing=impatient).keep()
     await gateway.fetch_configuration()
     assert [fake.authorization_of(name) for name in ("RefreshSandboxToken", "GetSandboxConfig")] == [
         ["Bearer gateway-token-0", "Bearer gateway-token-0", "Bearer gateway-token-1"],
@@ -63,14 +64,14 @@ async def test_each_renewed_token_is_used_from_then_on(
 async def test_a_gateway_without_renewal_is_asked_once(
     fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
 ) -> None:
-    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
+    await TokenRenewal(gateway, boundary, expires_at=int(time.time()), timing=impatient).keep()
     assert len(fake.of("RefreshSandboxToken")) == 1
 
 
 async def test_a_token_that_never_expires_is_left_alone(
     fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
 ) -> None:
-    await keep_renewing(gateway, boundary, expires_at=0, timing=impatient)
+    await TokenRenewal(gateway, boundary, expires_at=0, timing=impatient).keep()
     assert not fake.of("RefreshSandboxToken")
 
 
@@ -84,7 +85,7 @@ async def test_the_boundary_gets_each_sandbox_token_and_a_fresh_one_after_it_fai
         tokens(4, expires=False, sandbox_token="sandbox-4"),
     ]
     boundary.renewal_errors = [TransportLostError("reset")]
-    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
+    await TokenRenewal(gateway, boundary, expires_at=int(time.time()), timing=impatient).keep()
     assert boundary.tokens == ["sandbox-1", "sandbox-2", "sandbox-4"]
 
 
@@ -95,8 +96,32 @@ async def test_a_sandbox_token_that_expires_sooner_is_renewed_in_time(
     sooner.sandbox_expiration_time.FromDatetime(datetime.fromtimestamp(time.time(), UTC))
     sooner.expiration_time.FromDatetime(datetime.fromtimestamp(time.time() + 3600, UTC))
     fake.refreshed = [sooner, tokens(2, expires=False, sandbox_token="sandbox-2")]
-    await keep_renewing(gateway, boundary, expires_at=int(time.time()), timing=impatient)
+    await TokenRenewal(gateway, boundary, expires_at=int(time.time()), timing=impatient).keep()
     assert boundary.tokens == ["sandbox-1", "sandbox-2"]
+
+
+async def test_a_time_that_does_not_exist_is_an_answer_to_be_asked_again_and_changes_nothing(
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
+) -> None:
+    strange = tokens(1, expires=True, sandbox_token="sandbox-1")
+    strange.expiration_time.seconds = 2**62
+    fake.refreshed = [strange, tokens(2, expires=False, sandbox_token="sandbox-2")]
+    await TokenRenewal(gateway, boundary, expires_at=int(time.time()), timing=impatient).keep()
+    assert boundary.tokens == ["sandbox-2"]
+    assert fake.authorization_of("RefreshSandboxToken") == ["Bearer gateway-token-0"] * 2
+
+
+async def test_a_renewal_that_was_asked_for_meanwhile_replaces_the_planned_one(
+    fake: FakeGateway, gateway: GrpcGateway, boundary: ScriptedBoundary, impatient: Timing
+) -> None:
+    fake.refreshed = [tokens(1, expires=False, sandbox_token="sandbox-1")]
+    timing = replace(impatient, shortest_token_use_seconds=0.2)
+    renewal = TokenRenewal(gateway, boundary, expires_at=int(time.time()), timing=timing)
+    keeping = asyncio.create_task(renewal.keep())
+    await asyncio.sleep(0)
+    await renewal.renew()
+    await keeping
+    assert boundary.tokens == ["sandbox-1"]
 
 
 @pytest.mark.parametrize(("expiries", "first"), [((0, 0), 0), ((7, 0), 7), ((0, 7), 7), ((9, 7), 7), ((), 0)])

@@ -28,6 +28,7 @@ from openshell.wire.extension.v1.extension_pb2 import PeerMetadata, ProtocolVers
 from openshell.wire.v1 import openshell_pb2
 from supervisor_reference.exit_codes import ExitCode
 from supervisor_reference.process import until_end_or_signal
+from supervisor_reference.renewal import TokenRenewal
 from supervisor_reference.run import Supervisor
 
 if TYPE_CHECKING:
@@ -316,6 +317,44 @@ async def test_a_boundary_lost_while_running_ends_the_supervisor(
     assert words.stage is Stage.RUNNING
     assert words.public == "isolation backend 'openshell-sandbox' was lost: its connection broke"
     assert not fake.of("ReportMainProcessExit")
+
+
+async def test_a_gateway_that_no_longer_takes_the_token_is_asked_for_another(
+    fake: FakeGateway, boundary: ScriptedBoundary, supervise: Start
+) -> None:
+    outcome = asyncio.create_task(supervise())
+    session = await fake.sessions.get()
+    await settled(session)
+    fake.refreshed = [
+        openshell_pb2.RefreshSandboxTokenResponse(token="gateway-token-1", sandbox_token="sandbox-token-1")
+    ]
+    fake.failures["ConnectSupervisor"] = [(grpc.StatusCode.UNAUTHENTICATED, "the token has expired")]
+    session.end(grpc.StatusCode.UNAVAILABLE)
+    await settled(await fake.sessions.get())
+    assert fake.authorization_of("ConnectSupervisor")[-1] == "Bearer gateway-token-1"
+    assert boundary.tokens == ["sandbox-token-1"]
+    boundary.ended.set_result(ExitStatus.exited(0))
+    code, _ = await outcome
+    assert code is ExitCode.ORDERLY
+
+
+async def test_a_defect_in_the_renewal_is_told_when_it_happens(
+    fake: FakeGateway,
+    boundary: ScriptedBoundary,
+    supervise: Start,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(_: TokenRenewal) -> None:
+        raise LookupError("a defect")
+
+    monkeypatch.setattr(TokenRenewal, "keep", broken)
+    outcome = asyncio.create_task(supervise())
+    await settled(await fake.sessions.get())
+    told = [record for record in caplog.records if "token renewal" in record.getMessage()]
+    assert [record.levelname for record in told] == ["ERROR"]
+    boundary.ended.set_result(ExitStatus.exited(0))
+    await outcome
 
 
 async def test_a_boundary_that_starts_late_is_waited_for(

@@ -11,16 +11,18 @@ import grpc
 import pytest
 from unit.supervisor.fake_gateway import INSTANCE_ID, SANDBOX_ID, settled
 
+from openshell.isolation.errors import TransportLostError
 from openshell.status import StatusCode
 from openshell.verdicts import Category, Stage
 from openshell.wire.v1 import openshell_pb2
-from supervisor_reference.errors import StageError
+from supervisor_reference.errors import GatewayError, StageError
 from supervisor_reference.probe import probe
 from supervisor_reference.session import (
     GatewaySilent,
     GiveUp,
     NextStep,
     Reconnect,
+    RenewTokens,
     SessionEnd,
     SessionRejected,
     Stop,
@@ -32,7 +34,7 @@ from supervisor_reference.session import (
 from supervisor_reference.timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
     from unit.supervisor.fake_gateway import FakeGateway
@@ -87,14 +89,24 @@ def test_decides_what_follows_a_session(end: SessionEnd, attempt: int, expected:
     assert after_session(end, attempt=attempt, timing=Timing()) == expected
 
 
+def test_a_refused_token_is_renewed_while_that_is_worth_a_try() -> None:
+    refused = lost(StatusCode.UNAUTHENTICATED)
+    assert after_session(refused, attempt=1, timing=Timing(), renewable=True) == RenewTokens()
+    other = after_session(lost(StatusCode.NOT_FOUND), attempt=1, timing=Timing(), renewable=True)
+    assert isinstance(other, GiveUp)
+
+
 @contextlib.asynccontextmanager
 async def running(
-    gateway: GrpcGateway, timing: Timing, health_socket: Path | None = None
+    gateway: GrpcGateway,
+    timing: Timing,
+    health_socket: Path | None = None,
+    renew: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
     session = SupervisorSession(
         gateway, sandbox_id=SANDBOX_ID, instance_id=INSTANCE_ID, health_socket=health_socket, timing=timing
     )
-    task = asyncio.create_task(session.run())
+    task = asyncio.create_task(session.run(renew=renew))
     try:
         yield task
     finally:
@@ -212,6 +224,59 @@ async def test_a_lost_token_ends_a_running_session(fake: FakeGateway, gateway: G
             await task
     assert caught.value.stage is Stage.RUNNING
     assert "UNAUTHENTICATED" in caught.value.public
+
+
+class Renewals:
+    """Renewals that a test decides the outcome of; the last outcome stays."""
+
+    def __init__(self, *outcomes: Exception | None) -> None:
+        self.outcomes = list(outcomes)
+        self.asked = 0
+
+    async def __call__(self) -> None:
+        self.asked += 1
+        outcome = self.outcomes.pop(0) if len(self.outcomes) > 1 else self.outcomes[0]
+        if outcome is not None:
+            raise outcome
+
+
+def no_answer(status: StatusCode) -> GatewayError:
+    return GatewayError("words of the gateway", operation="RefreshSandboxToken", detail="", status=status)
+
+
+async def test_a_gateway_that_was_away_for_longer_than_a_token_lives_is_reached_again(
+    fake: FakeGateway, gateway: GrpcGateway, timing: Timing
+) -> None:
+    renewals = Renewals(no_answer(StatusCode.UNAVAILABLE), None)
+    async with running(gateway, timing, renew=renewals) as task:
+        for outage in (2, 3):
+            (await fake.sessions.get()).end(grpc.StatusCode.UNAVAILABLE)
+            fake.failures["ConnectSupervisor"] = [(grpc.StatusCode.UNAUTHENTICATED, "expired")] * (4 - outage)
+            session = await fake.sessions.get()
+            await settled(session)
+            assert renewals.asked == outage
+            session.end(grpc.StatusCode.UNAVAILABLE)
+        assert not task.done()
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        pytest.param(None, id="the renewed token is refused too"),
+        pytest.param(TransportLostError("reset"), id="so is it where the boundary did not take its one"),
+        pytest.param(no_answer(StatusCode.UNAUTHENTICATED), id="the renewal is refused"),
+        pytest.param(no_answer(StatusCode.UNIMPLEMENTED), id="there is no renewal"),
+    ],
+)
+async def test_a_gateway_that_means_it_is_given_up(
+    fake: FakeGateway, gateway: GrpcGateway, timing: Timing, outcome: Exception | None
+) -> None:
+    renewals = Renewals(outcome)
+    fake.failures["ConnectSupervisor"] = [(grpc.StatusCode.UNAUTHENTICATED, "expired")] * 2
+    async with running(gateway, timing, renew=renewals) as task:
+        with pytest.raises(StageError, match="UNAUTHENTICATED"):
+            await task
+    assert renewals.asked == 1
 
 
 async def test_the_first_session_has_to_be_accepted_in_time(
