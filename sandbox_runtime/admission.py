@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from openshell.isolation.errors import DeniedError
 from openshell.isolation.operations import LandlockRequirement, NetworkMode, Policy
+from openshell.isolation.policy_grammar import POLICY_VERSION
 from sandbox_runtime import confinement
 from sandbox_runtime.confinement import ConfinementPlan, FilesystemPolicy, PathView, Requirement
 from sandbox_runtime.errors import PlatformError, PolicyRefusedError
@@ -15,9 +16,6 @@ if TYPE_CHECKING:
 
     from openshell.isolation.documents import WorkloadIdentity
     from sandbox_runtime.accounts import Accounts
-
-POLICY_VERSION = 1
-"""The one version of the policy schema that is known (isolation contract 3.4)."""
 
 
 def refuse_unenforceable(policy: Policy, *, identity: WorkloadIdentity, accounts: Accounts) -> None:

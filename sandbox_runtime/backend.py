@@ -25,6 +25,7 @@ from openshell.isolation.operations import (
     StartAgent,
     Started,
 )
+from openshell.isolation.policy_grammar import is_normal_path
 from openshell.isolation.server import Backend
 from sandbox_runtime import confinement
 from sandbox_runtime.admission import plan_confinement, refuse_unenforceable
@@ -319,7 +320,7 @@ class SandboxBackend(Backend):
         uid = self._bootstrap.workload_identity.uid
         shell = accounts.login_shell(uid)
         workdir = spec.workdir or (WORKSPACE if self._view.resolve(WORKSPACE) is not None else "/")
-        if not confinement.is_normal(workdir):
+        if not is_normal_path(workdir):
             raise ProcessError(f"the working directory {workdir!r} is not absolute and normalised")
         arguments = (spec.program, *spec.args) if spec.program else (shell, *(spec.args or ("-l",)))
         account = accounts.user(uid)

@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
+from openshell.isolation.policy_grammar import is_normal_path
 from sandbox_runtime import landlock
 from sandbox_runtime.errors import PlatformError, PolicyRefusedError
 from sandbox_runtime.landlock import FilesystemAccess, NetworkAccess, Scope
@@ -193,7 +194,7 @@ class _Planner:
     def _resolve_all(self, paths: Sequence[str]) -> list[ResolvedPath]:
         found = []
         for path in paths:
-            if not is_normal(path):
+            if not is_normal_path(path):
                 raise PolicyRefusedError(f"policy path {path!r} is not absolute and normalised")
             try:
                 resolved = self._view.resolve(path)
@@ -257,14 +258,6 @@ class _Planner:
 def is_within(path: str, folder: str) -> bool:
     """Whether *path* is *folder* or lies below it. Both absolute and normalised."""
     return path == folder or folder == "/" or path.startswith(f"{folder}/")
-
-
-def is_normal(path: str) -> bool:
-    """Whether *path* is absolute and has no empty, ``.`` or ``..`` part and no NUL. A slash at the end is allowed."""
-    if not path.startswith("/") or "\0" in path:
-        return False
-    parts = path.removesuffix("/").split("/")[1:]
-    return all(part not in ("", ".", "..") for part in parts)
 
 
 class RealPaths:

@@ -98,7 +98,7 @@ class LaunchInputs:
     health_socket: Path | None
     log_level: str
     without_effect: tuple[str, ...] = ()
-    """Names of inputs that are set but tune something that is not built."""
+    """Inputs by name that are set but tune something that is not built."""
 
 
 class _Arguments(argparse.Namespace):
@@ -163,8 +163,15 @@ def read_launch_inputs(arguments: Sequence[str], environment: Mapping[str, str])
         workdir=flags.workdir,
         health_socket=flags.health_socket_path,
         log_level=environment.get("OPENSHELL_LOG_LEVEL", "info"),
-        without_effect=tuple(name for name in _VARIABLES_WITHOUT_EFFECT if environment.get(name)),
+        without_effect=_without_effect(environment, auth),
     )
+
+
+def _without_effect(environment: Mapping[str, str], auth: AuthBundle) -> tuple[str, ...]:
+    names = [name for name in _VARIABLES_WITHOUT_EFFECT if environment.get(name)]
+    if auth.ssh_host_private_key is not None:
+        names.append("ssh_host_private_key of the auth bundle")
+    return tuple(names)
 
 
 def check_workspace(workdir: str) -> None:

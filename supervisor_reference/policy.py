@@ -10,6 +10,7 @@ import json
 from typing import Final
 
 from openshell.isolation.operations import LandlockRequirement, NetworkMode, Policy
+from openshell.isolation.policy_grammar import POLICY_VERSION, is_normal_path
 from openshell.wire.sandbox.v1.sandbox_pb2 import FilesystemPolicy, LandlockPolicy, SandboxPolicy
 from supervisor_reference.errors import PolicyDocumentError
 
@@ -28,15 +29,19 @@ def boundary_policy(policy: SandboxPolicy) -> Policy:
     Raises:
         PolicyDocumentError: A value has no meaning at the boundary.
     """
+    if policy.version not in (0, POLICY_VERSION):
+        raise PolicyDocumentError(f"policy version {policy.version} is not known, only {POLICY_VERSION}")
     compatibility = policy.landlock.compatibility
     if compatibility not in _LANDLOCK:
-        raise PolicyDocumentError(f"landlock.compatibility {compatibility!r} is not best_effort or hard_requirement")
+        raise PolicyDocumentError(
+            f"landlock.compatibility {compatibility[:80]!r} is not best_effort or hard_requirement"
+        )
     filesystem = policy.filesystem
     for path in (*filesystem.read_only, *filesystem.read_write):
-        if not path.startswith("/") or "\0" in path or ".." in path.split("/"):
-            raise PolicyDocumentError(f"filesystem path {path!r} is not absolute, or holds '..'")
+        if not is_normal_path(path):
+            raise PolicyDocumentError(f"filesystem path {path[:200]!r} is not absolute and normalised")
     return Policy(
-        version=policy.version or 1,
+        version=POLICY_VERSION,
         read_only=tuple(filesystem.read_only),
         read_write=tuple(filesystem.read_write),
         include_workdir=filesystem.include_workdir if policy.HasField("filesystem") else True,

@@ -39,7 +39,8 @@ class BoundaryBootstrap:
         boundary_id: the sandbox id.
         generation: the generation.
         session_id: the launch session.
-        session_rotation: orders attachments, at least 1.
+        session_rotation: counts the launch sessions, at least 1. No message of the protocol carries it, so a boundary
+            orders supervisors by their tokens' epoch alone.
         auth_epoch: credential epoch, at least 1.
         gateway_id: id of the gateway whose tokens are accepted.
         verification_keys: public keys, at least one.

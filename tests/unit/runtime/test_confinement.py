@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from openshell.isolation.policy_grammar import is_normal_path
 from sandbox_runtime.confinement import (
     READ_ONLY,
     FilesystemPolicy,
     PathKind,
     Requirement,
     ResolvedPath,
-    is_normal,
     is_within,
     plan,
     read_write_access,
@@ -143,7 +143,7 @@ def test_what_cannot_be_enforced_is_refused_or_noted_as_the_policy_wants(policy:
 
 @pytest.mark.parametrize("path", ["usr", "", "/usr/../etc", "/usr//bin", "/./usr", "/a\0b"])
 def test_paths_that_are_not_absolute_and_normal_are_refused(path: str) -> None:
-    assert not is_normal(path)
+    assert not is_normal_path(path)
     with pytest.raises(PolicyRefusedError):
         plan(FilesystemPolicy(read_only=(path,), requirement=Requirement.BEST_EFFORT), abi=7, view=IMAGE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,6 +38,13 @@ def test_reads_what_a_driver_stages(launch: LaunchMaterial, tmp_path: Path) -> N
     assert inputs.workdir == "/sandbox"
     assert inputs.health_socket == tmp_path / "health.sock"
     assert inputs.without_effect == ("OPENSHELL_SSH_SOCKET_PATH",)
+
+
+def test_a_host_key_that_nothing_uses_is_named_and_not_shown(launch: LaunchMaterial, tmp_path: Path) -> None:
+    keyed = replace(launch, auth=replace(launch.auth, ssh_host_private_key="PRIVATE HOST KEY"))
+    inputs = read_launch_inputs(keyed.stage(tmp_path), keyed.environment(URL))
+    assert inputs.without_effect == ("ssh_host_private_key of the auth bundle",)
+    assert "PRIVATE HOST KEY" not in repr(inputs)
 
 
 def test_no_token_is_ever_shown(launch: LaunchMaterial, tmp_path: Path) -> None:

@@ -29,11 +29,16 @@ def test_an_explicit_refusal_of_the_workdir_is_kept() -> None:
     assert boundary_policy(policy).include_workdir is False
 
 
-@pytest.mark.parametrize("path", ["relative", "", "/a/../b", "/nul\0"])
-def test_a_path_that_is_not_absolute_is_refused(path: str) -> None:
+@pytest.mark.parametrize("path", ["relative", "", "/a/../b", "/nul\0", "/usr//lib", "/etc/./x"])
+def test_a_path_that_is_not_absolute_and_normal_is_refused(path: str) -> None:
     policy = sandbox_pb2.SandboxPolicy(filesystem=sandbox_pb2.FilesystemPolicy(read_write=[path]))
     with pytest.raises(PolicyDocumentError):
         boundary_policy(policy)
+
+
+def test_a_version_that_the_boundary_would_refuse_is_refused() -> None:
+    with pytest.raises(PolicyDocumentError, match="version 7"):
+        boundary_policy(sandbox_pb2.SandboxPolicy(version=7))
 
 
 def test_the_default_policy_reaches_no_network_and_writes_little() -> None:
@@ -43,13 +48,22 @@ def test_the_default_policy_reaches_no_network_and_writes_little() -> None:
 
 
 def test_reads_an_images_policy() -> None:
-    policy = parse_image_policy('{"version": 2, "process": {"run_as_user": "agent"}}')
-    assert (policy.version, policy.process.run_as_user) == (2, "agent")
+    policy = parse_image_policy('{"version": 1, "process": {"run_as_user": "agent"}}')
+    assert (policy.version, policy.process.run_as_user) == (1, "agent")
 
 
 @pytest.mark.parametrize(
     "document",
-    ["version: 1", "[]", "", '{"surprise": 1}', '{"landlock": {"compatibility": "maybe"}}', "[" * 100_000, "null"],
+    [
+        "version: 1",
+        "[]",
+        "",
+        '{"surprise": 1}',
+        '{"landlock": {"compatibility": "maybe"}}',
+        "[" * 100_000,
+        "null",
+        '{"version": 7}',
+    ],
 )
 def test_an_unreadable_image_policy_is_refused_whole(document: str) -> None:
     with pytest.raises(PolicyDocumentError):
