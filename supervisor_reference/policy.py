@@ -33,9 +33,8 @@ def boundary_policy(policy: SandboxPolicy) -> Policy:
         raise PolicyDocumentError(f"policy version {policy.version} is not known, only {POLICY_VERSION}")
     compatibility = policy.landlock.compatibility
     if compatibility not in _LANDLOCK:
-        raise PolicyDocumentError(
-            f"landlock.compatibility {compatibility[:80]!r} is not best_effort or hard_requirement"
-        )
+        shown = compatibility[:80]
+        raise PolicyDocumentError(f"landlock.compatibility {shown!r} is not best_effort or hard_requirement")
     filesystem = policy.filesystem
     for path in (*filesystem.read_only, *filesystem.read_write):
         if not is_normal_path(path):

@@ -1,4 +1,4 @@
-"""What values of a policy look like, the same for whoever forwards and whoever enforces one (isolation contract 3.4)."""
+"""What values of a policy look like, the same for whoever forwards or enforces one (isolation contract 3.4)."""
 
 from __future__ import annotations
 
