@@ -32,7 +32,7 @@ from driver_docker.engine import (
 )
 from driver_docker.engine_events import DockerEventStream
 from driver_docker.engine_host import HostFacts, host_facts
-from driver_docker.engine_http import checked, decoded, guarded
+from driver_docker.engine_http import checked, decoded, guarded, shaped
 from driver_docker.engine_pull import ImagePull
 from driver_docker.engine_session import EngineSession
 from driver_docker.engine_wire import (
@@ -135,16 +135,20 @@ class DockerEngine:
     async def describe(self) -> HostFacts:
         """What the engine says of the machine it runs on, asked now."""
         version = await self._json("GET", "/version", what="the engine")
-        return host_facts(await self._json("GET", "/info", what="the engine"), version)
+        info = await self._json("GET", "/info", what="the engine")
+        return shaped(lambda found: host_facts(found, version), info, "the engine")
 
     async def refresh_info(self) -> EngineInfo:
         """Ask again for what may change while the engine runs."""
-        self._info = refreshed_info(self._info, await self._json("GET", "/info", what="info of the engine"))
+        what = "info of the engine"
+        found = await self._json("GET", "/info", what=what)
+        self._info = shaped(lambda info: refreshed_info(self._info, info), found, what)
         return self._info
 
     async def inspect_image(self, reference: str) -> ImageFacts:
         """Facts of an image by ID, digest or tag."""
-        return image_facts(await self._json("GET", f"/images/{reference}/json", what=f"image {reference}"))
+        what = f"image {reference}"
+        return shaped(image_facts, await self._json("GET", f"/images/{reference}/json", what=what), what)
 
     async def pull_image(
         self,
@@ -184,27 +188,28 @@ class DockerEngine:
 
     async def create_container(self, spec: ContainerSpec) -> str:
         """Create without starting; returns the container's id."""
+        what = f"container {spec.name}"
         answer = await self._json(
             "POST",
             "/containers/create",
             params={"name": spec.name},
             body=container_body(spec),
-            what=f"container {spec.name}",
+            what=what,
             to_the_end=True,
         )
-        return str(answer["Id"])
+        return shaped(_id, answer, what)
 
     async def inspect_container(self, container: str) -> ContainerFacts:
         """Facts of a container by id or name."""
-        return container_facts(
-            await self._json("GET", f"/containers/{container}/json", what=f"container {container[:64]}")
-        )
+        what = f"container {container[:64]}"
+        return shaped(container_facts, await self._json("GET", f"/containers/{container}/json", what=what), what)
 
     async def list_containers(self, labels: Mapping[str, str]) -> tuple[ContainerRow, ...]:
         """All containers, running or not, that carry every one of these labels."""
         params = {"all": "1", "filters": json.dumps({"label": label_filter(labels)})}
-        rows = await self._json("GET", "/containers/json", params=params, what="the list of containers")
-        return tuple(container_row(row) for row in rows)
+        what = "the list of containers"
+        rows = await self._json("GET", "/containers/json", params=params, what=what)
+        return shaped(lambda found: tuple(container_row(row) for row in _items(found)), rows, what)
 
     async def start_container(self, container: str) -> None:
         """Start; a container that already runs is no error."""
@@ -331,35 +336,37 @@ class DockerEngine:
         """Run a command in a running container and wait for it."""
         what = f"command in container {container[:12]}"
         body = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(argv)}
-        made = await self._json("POST", f"/containers/{container}/exec", body=body, what=what)
+        made = shaped(_id, await self._json("POST", f"/containers/{container}/exec", body=body, what=what), what)
         answer = await self._ask(
             "POST",
-            f"/exec/{made['Id']}/start",
+            f"/exec/{made}/start",
             body={"Detach": False, "Tty": False},
             what=what,
             pool=self._long,
             timeout_seconds=timeout_seconds,
         )
-        outcome = await self._json("GET", f"/exec/{made['Id']}/json", what=what)
-        code = outcome.get("ExitCode")
+        outcome = await self._json("GET", f"/exec/{made}/json", what=what)
+        code = shaped(lambda found: found.get("ExitCode"), outcome, what)
         return ExecResult(exit_code=code if isinstance(code, int) else None, output=strip_frames(answer.content))
 
     async def create_volume(self, spec: VolumeSpec) -> VolumeFacts:
         """Create a local volume, or return the one that has this name."""
         body = {"Name": spec.name, "Driver": "local", "Labels": dict(spec.labels)}
-        return volume_facts(
-            await self._json("POST", "/volumes/create", body=body, what=f"volume {spec.name}", to_the_end=True)
-        )
+        what = f"volume {spec.name}"
+        made = await self._json("POST", "/volumes/create", body=body, what=what, to_the_end=True)
+        return shaped(volume_facts, made, what)
 
     async def inspect_volume(self, name: str) -> VolumeFacts:
         """Facts of a volume."""
-        return volume_facts(await self._json("GET", f"/volumes/{name}", what=f"volume {name}"))
+        what = f"volume {name}"
+        return shaped(volume_facts, await self._json("GET", f"/volumes/{name}", what=what), what)
 
     async def list_volumes(self, labels: Mapping[str, str]) -> tuple[VolumeFacts, ...]:
         """All volumes that carry every one of these labels."""
         params = {"filters": json.dumps({"label": label_filter(labels)})}
-        found = await self._json("GET", "/volumes", params=params, what="the list of volumes")
-        return tuple(volume_facts(volume) for volume in found.get("Volumes") or ())
+        what = "the list of volumes"
+        found = await self._json("GET", "/volumes", params=params, what=what)
+        return shaped(lambda body: tuple(volume_facts(each) for each in _items(body["Volumes"] or [])), found, what)
 
     async def remove_volume(self, name: str) -> None:
         """Remove a volume."""
@@ -474,7 +481,18 @@ def _introduced(client: docker.APIClient, where: str) -> EngineInfo:
         raise type(error)(f"no Docker Engine answers at {where}: {error.message}") from error
     if "Libpod-Api-Version" in answer.headers:
         raise EngineIncompatibleError(f"{where} is Podman's API, not a Docker Engine")
-    return engine_info(version, info, where)
+    return shaped(lambda found: engine_info(found, info, where), version, "its version and info")
+
+
+def _id(body: Any) -> str:
+    return str(body["Id"])
+
+
+def _items(body: Any) -> list[Any]:
+    """A list: anything else, which may be empty too, must not be taken for the news that there is nothing."""
+    if not isinstance(body, list):
+        raise TypeError(type(body).__name__)
+    return body
 
 
 def _knock(base_url: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import urllib3
 
 from driver_docker.engine import EngineEvent, EngineUnreachableError
+from driver_docker.engine_http import shaped
 from driver_docker.engine_wire import engine_event
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class DockerEventStream:
         self._queue: asyncio.Queue[EngineEvent | None] = asyncio.Queue()
         self._closed = False
         self._fell_behind = False
+        self._unreadable = ""
         self._thread = threading.Thread(target=self._read, name="engine-events", daemon=True)
         self._thread.start()
 
@@ -52,16 +54,21 @@ class DockerEventStream:
                     f"more than {MAX_WAITING} events of the engine are waiting; they are dropped, and everything is "
                     "looked at again"
                 )
+            if self._unreadable:
+                raise EngineUnreachableError(f"an event of the engine cannot be understood ({self._unreadable})")
             raise EngineUnreachableError("the engine's event stream ended")
 
     def _read(self) -> None:
         try:
             for line in self._lines():
-                with contextlib.suppress(ValueError):
-                    self._put(engine_event(json.loads(line)))
-        except (OSError, ValueError, AttributeError, urllib3.exceptions.HTTPError):
+                self._put(shaped(engine_event, json.loads(line), "an event"))
+        except (OSError, AttributeError, urllib3.exceptions.HTTPError):
             pass  # a cut, or our own close: the end mark says so, and `_closed` which of the two
-        self._put(None)
+        except Exception as error:
+            # An event that is left out would be a gap that nobody knows of; an end has everything looked at again.
+            self._unreadable = type(error).__name__
+        finally:
+            self._put(None)
 
     def _lines(self) -> Iterator[bytes]:
         """Complete lines as soon as they are there: `read1` returns what has arrived instead of filling a buffer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import requests
 import urllib3
@@ -19,6 +19,8 @@ from driver_docker.errors import public_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+Result = TypeVar("Result")
 
 _HTTP_NOT_FOUND = 404
 _HTTP_CONFLICT = 409
@@ -71,6 +73,23 @@ def decoded(answer: requests.Response, what: str) -> Any:
         return answer.json()
     except ValueError as error:
         raise EngineError(f"the engine's answer about {what} is no JSON") from error
+
+
+def shaped(convert: Callable[[Any], Result], body: Any, what: str) -> Result:
+    """Turn the JSON of an answer into facts.
+
+    Args:
+        convert: Reads what it needs of the body.
+        body: JSON of any shape: an engine's, or of whatever stands in front of one.
+        what: The object it is about, for the error's text.
+
+    Raises:
+        EngineError: The body has another shape than an engine's answer. Its content is not quoted.
+    """
+    try:
+        return convert(body)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise EngineError(f"the engine's answer about {what} cannot be understood ({type(error).__name__})") from error
 
 
 def guarded(chunks: Callable[[], Iterable[bytes]], what: str) -> Iterator[bytes]:

@@ -151,6 +151,10 @@ class SshTunnel:
                     except EngineUnreachableError as error:
                         pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
                         self._log.warning("ssh tunnel not started", error=error.message)
+                    except Exception:
+                        # Whatever it was: nobody else would ever start the process again.
+                        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                        self._log.exception("ssh tunnel not started")
                     else:
                         pause = _FIRST_PAUSE_SECONDS
                         self._restarted.set()

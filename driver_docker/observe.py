@@ -55,9 +55,12 @@ class Observer:
                 await self._read()
             except EngineError as error:
                 self._services.log.warning("engine events lost", error=error.message)
-                self._services.engine_events(False)
+            except Exception:
+                # Whatever it was: a driver that stops observing serves on, blind, and nobody hears of it.
+                self._services.log.exception("engine events lost unexpectedly")
             else:
                 return  # the stream was closed on purpose
+            self._services.engine_events(False)
             pause = _FIRST_PAUSE_SECONDS if self._looked else min(pause * 2, _LONGEST_PAUSE_SECONDS)
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - spreads load, keeps no secret
 
@@ -93,7 +96,7 @@ class Observer:
         try:
             await asyncio.wait({taking, doubting}, return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
-                raise EngineUnreachableError("the engine did not answer; its events are read anew")
+                raise EngineUnreachableError("the engine's events may be missing; they are read anew")
             taking.result()
         finally:
             taking.cancel()
@@ -110,10 +113,17 @@ class Observer:
             await asyncio.sleep(self._services.config.resync_interval_seconds)
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
-                    await self.look_at_all()
+                    found = await self.look_at_all()
             except (EngineError, TimeoutError) as error:
                 self._services.log.warning("look at all containers failed", error=str(error) or "no answer in time")
                 self._doubted.set()  # its stream may be as dead, and would never say so
+            except Exception:
+                self._services.log.exception("look at all containers failed unexpectedly")
+                self._doubted.set()
+            else:
+                if found:
+                    self._services.log.warning("a look found what no event had told")
+                    self._doubted.set()
 
     def take(self, event: EngineEvent) -> None:
         """Handle one event. Never waits: what takes time becomes a task."""
@@ -154,8 +164,11 @@ class Observer:
         else:
             self._services.publish_snapshot(sandbox)
 
-    async def look_at_all(self) -> None:
+    async def look_at_all(self) -> bool:
         """Compare every sandbox with the engine's list and handle what no event told.
+
+        Returns:
+            Whether there was anything that an event should have told.
 
         Raises:
             EngineUnreachableError: The engine cannot be asked; nothing is concluded.
@@ -164,11 +177,12 @@ class Observer:
         asked = {sandbox: sandbox.run for sandbox in self._services.table if sandbox.record.phase is RecordPhase.ACTIVE}
         rows = await self._services.engine.list_containers(labels.owner_labels(self._services.owner))
         by_id = {row.container_id: row for row in rows}
+        found = False
         for sandbox in self._services.table:
             phase = sandbox.record.phase
             if phase is RecordPhase.ACTIVE and sandbox.record.failure is None:
                 if asked.get(sandbox) == sandbox.run:
-                    await self._compare(sandbox, by_id)
+                    found |= await self._compare(sandbox, by_id)
             elif phase is RecordPhase.PROVISIONING:
                 sandbox.notify()
             elif phase is RecordPhase.FAILED:
@@ -177,23 +191,36 @@ class Observer:
             elif phase is not RecordPhase.STOPPED:
                 sandbox.notify()
                 self._lifecycle.resume(sandbox)
+        return found
 
-    async def _compare(self, sandbox: Sandbox, rows: dict[str, ContainerRow]) -> None:
+    async def _compare(self, sandbox: Sandbox, rows: dict[str, ContainerRow]) -> bool:
+        """Handle the differences between a sandbox and its rows; whether there was one that no event told."""
         record = sandbox.record
         workload, supervisor = rows.get(record.workload_id), rows.get(record.supervisor_id)
         workload_ended = workload is None or not workload.status.is_alive
         supervisor_ended = supervisor is None or not supervisor.status.is_alive
-        if workload_ended and supervisor_ended:
-            self._exits.both_ended(sandbox)
-        elif workload_ended:
-            self._exits.ended(sandbox, Component.WORKLOAD)
-        elif supervisor_ended:
-            self._exits.ended(sandbox, Component.SUPERVISOR)
-        elif workload is not None and (sandbox.workload is None or sandbox.workload.status is not workload.status):
-            try:
-                await self._lifecycle.refresh(sandbox)
-            except EngineUnreachableError:
-                raise
-            except EngineError:
-                return
-            self._services.publish_snapshot(sandbox)
+        if workload_ended or supervisor_ended:
+            untold = (workload_ended and not _is_told(sandbox, record.workload_id)) or (
+                supervisor_ended and not _is_told(sandbox, record.supervisor_id)
+            )
+            if workload_ended and supervisor_ended:
+                self._exits.both_ended(sandbox)
+            else:
+                self._exits.ended(sandbox, Component.WORKLOAD if workload_ended else Component.SUPERVISOR)
+            return untold
+        seen = sandbox.workload
+        if workload is None or (seen is not None and seen.status is workload.status):
+            return False
+        try:
+            await self._lifecycle.refresh(sandbox)
+        except EngineUnreachableError:
+            raise
+        except EngineError:
+            return False
+        self._services.publish_snapshot(sandbox)
+        return seen is not None
+
+
+def _is_told(sandbox: Sandbox, container: str) -> bool:
+    """Whether the end of a container is known already: an event told it, or it is being handled or expected."""
+    return container in sandbox.judged | sandbox.intentional or sandbox.has_event(container, "die", "destroy")

@@ -20,9 +20,13 @@ from driver_docker.engine import (
     ContainerRow,
     ContainerStatus,
     EngineAbsentError,
+    EngineEvent,
     HealthStatus,
     VolumeFacts,
 )
+from driver_docker.exits import Exits
+from driver_docker.lifecycle import Lifecycle
+from driver_docker.observe import Observer
 from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.services import Services
@@ -39,6 +43,27 @@ NAMESPACE = "memory"
 WORKLOAD, SUPERVISOR = "workload", "supervisor"
 
 
+class MemoryStream:
+    """An event stream that a test feeds; told nothing, it is as silent as one that is dead."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[EngineEvent] = asyncio.Queue()
+
+    def tell(self, action: str, container: str, sandbox_id: str = "sb", **attributes: str) -> None:
+        """Have an event of a container."""
+        attributes[labels.SANDBOX_ID] = sandbox_id
+        self._events.put_nowait(
+            EngineEvent(kind="container", action=action, object_id=container, attributes=attributes, time=AT)
+        )
+
+    async def __aiter__(self) -> AsyncIterator[EngineEvent]:
+        while True:
+            yield await self._events.get()
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
 class MemoryEngine:
     """What the driver asks of an engine when it observes, reclaims and tidies up."""
 
@@ -49,6 +74,8 @@ class MemoryEngine:
         """Every call: its name and what it was about."""
         self.refuse: Callable[[str, str], Exception | None] = lambda _call, _about: None
         """Asked before every call; an error that it returns is raised."""
+        self.streams: list[MemoryStream] = []
+        """Every event stream that was ever opened; the last one is the live one."""
 
     def hold(self, name: str, **facts: Any) -> None:
         """Have a container."""
@@ -93,6 +120,11 @@ class MemoryEngine:
     async def list_volumes(self, wanted: Mapping[str, str]) -> tuple[VolumeFacts, ...]:
         self._called("list_volumes")
         return tuple(each for each in self.volumes.values() if wanted.items() <= each.labels.items())
+
+    async def subscribe(self, *, kinds: tuple[str, ...], labels: Mapping[str, str]) -> MemoryStream:
+        self._called("subscribe")
+        self.streams.append(MemoryStream())
+        return self.streams[-1]
 
     async def log_tail(self, container: str, *, max_lines: int) -> bytes:
         self._called("log_tail", container)
@@ -150,6 +182,14 @@ class MemoryDriver:
         """Wait until no background task is left."""
         while tasks := tuple(self.background._tasks):
             await asyncio.wait(tasks)
+
+    def observer(self) -> Observer:
+        """An observer of the engine, and the verbs behind it."""
+        exits = Exits(self.services, self.background)
+        launcher = cast("Any", SimpleNamespace())
+        return Observer(
+            self.services, Lifecycle(self.services, launcher, exits, self.background), exits, self.background
+        )
 
     def hold(self, name: str, sandbox_id: str = "sb", **facts: Any) -> None:
         """Have a container of a sandbox."""

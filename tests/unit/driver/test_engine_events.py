@@ -14,9 +14,8 @@ from driver_docker.engine_events import MAX_WAITING, DockerEventStream
 class Raw:
     """An answer's body that comes at once and then stays open until it is shut."""
 
-    def __init__(self, count: int) -> None:
-        line = {"Type": "container", "Action": "die", "Actor": {"ID": "c", "Attributes": {}}, "timeNano": 1}
-        self._data = (json.dumps(line).encode() + b"\n") * count
+    def __init__(self, data: bytes) -> None:
+        self._data = data
         self._shut = threading.Event()
 
     def read1(self, size: int) -> bytes:
@@ -30,12 +29,18 @@ class Raw:
 
 
 class Answer:
-    def __init__(self, count: int) -> None:
-        self.raw = Raw(count)
+    def __init__(self, data: bytes) -> None:
+        self.raw = Raw(data)
 
 
-def stream_of(count: int) -> DockerEventStream:
-    return DockerEventStream(cast("Any", Answer(count)), on_close=lambda _: None)
+LINE = (
+    json.dumps({"Type": "container", "Action": "die", "Actor": {"ID": "c", "Attributes": {}}, "timeNano": 1}).encode()
+    + b"\n"
+)
+
+
+def stream_of(count: int, *, then: bytes = b"") -> DockerEventStream:
+    return DockerEventStream(cast("Any", Answer(LINE * count + then)), on_close=lambda _: None)
 
 
 async def test_a_reader_that_falls_behind_is_told_so_and_reads_no_gap() -> None:
@@ -60,3 +65,27 @@ async def test_a_reader_that_keeps_up_gets_every_event() -> None:
     await stream.close()
     async with asyncio.timeout(10):
         assert [event async for event in events] == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"null",
+        b"[]",
+        b"5",
+        b"{",
+        b"\xff",
+        b'{"Actor": 5}',
+        b'{"timeNano": 1e400}',
+        b'{"timeNano": 999999999999999999999}',
+    ],
+)
+async def test_an_event_that_cannot_be_understood_ends_the_stream_and_is_no_gap(line: bytes) -> None:
+    stream = stream_of(2, then=line + b"\n" + LINE)
+    seen = 0
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineUnreachableError, match="cannot be understood"):
+            async for _ in stream:
+                seen += 1
+    assert seen == 2
+    await stream.close()

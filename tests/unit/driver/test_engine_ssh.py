@@ -6,12 +6,16 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from driver_docker.engine import EngineUnreachableError
 from driver_docker.engine_ssh import REMOTE_SOCKET, SshTunnel, ssh_command
 from driver_docker.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
 
 FORWARD = """#!{python}
 import os, socket, sys
@@ -80,6 +84,30 @@ async def test_a_tunnel_forwards_comes_back_and_leaves_nothing(tmp_path: Path, m
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
     assert not Path(local).parent.exists()
+
+
+async def test_a_tunnel_comes_back_whatever_a_new_start_failed_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_ssh(tmp_path, monkeypatch, FORWARD.format(python=sys.executable))
+    monkeypatch.setattr("driver_docker.engine_ssh._FIRST_PAUSE_SECONDS", 0.0)
+    tunnel = await SshTunnel.open("ssh://me@there")
+    real, failures = tunnel._start, [ValueError("Separator is found, but chunk is longer than limit")]
+
+    async def start() -> Process:
+        if failures:
+            raise failures.pop()
+        return await real()
+
+    monkeypatch.setattr(tunnel, "_start", start)
+    try:
+        os.kill(int((tmp_path / "pids").read_text()), 9)
+        async with asyncio.timeout(20):
+            await tunnel.restarted()
+        assert failures == []
+        assert await said(tunnel.local_url.removeprefix("unix://")) == REMOTE_SOCKET
+    finally:
+        await tunnel.close()
 
 
 async def test_the_last_words_of_ssh_are_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,93 @@
+"""Answers of another shape than an engine's: one typed error each, and never an empty list."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import requests
+
+from driver_docker.engine import ContainerSpec, EngineError, EngineInfo, VolumeSpec
+from driver_docker.engine_docker import DockerEngine
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+INFO = EngineInfo(version="1", api_version="1.41", operating_system="linux", architecture="amd64")
+SHAPES: tuple[object, ...] = (
+    None,
+    {},
+    [],
+    [None],
+    [{}],
+    5,
+    "text",
+    {"Volumes": 5},
+    {"State": 5},
+    {"Id": "i", "State": "x", "Labels": [1]},
+)
+
+
+class Client:
+    """Answers every request with one document."""
+
+    base_url = "http://engine"
+
+    def __init__(self, document: object) -> None:
+        self._body = json.dumps(document).encode()
+
+    def request(self, *_: object, **__: object) -> requests.Response:
+        answer = requests.Response()
+        answer.status_code = 200
+        answer._content = self._body
+        return answer
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+@pytest.fixture
+async def engine_of() -> AsyncIterator[Callable[[object], DockerEngine]]:
+    made: list[DockerEngine] = []
+
+    def make(document: object) -> DockerEngine:
+        made.append(DockerEngine(cast("Any", Client(document)), INFO))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+CALLS: dict[str, Callable[[DockerEngine], Awaitable[object]]] = {
+    "inspect_image": lambda engine: engine.inspect_image("i"),
+    "create_container": lambda engine: engine.create_container(ContainerSpec(name="c", image="i", labels={})),
+    "inspect_container": lambda engine: engine.inspect_container("c"),
+    "list_containers": lambda engine: engine.list_containers({}),
+    "exec_command": lambda engine: engine.exec_command("c", ("true",), timeout_seconds=1),
+    "create_volume": lambda engine: engine.create_volume(VolumeSpec(name="v", labels={})),
+    "inspect_volume": lambda engine: engine.inspect_volume("v"),
+    "list_volumes": lambda engine: engine.list_volumes({}),
+    "refresh_info": lambda engine: engine.refresh_info(),
+    "describe": lambda engine: engine.describe(),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=repr)
+@pytest.mark.parametrize("call", CALLS)
+async def test_an_answer_of_another_shape_is_a_typed_error_or_harmless(
+    engine_of: Callable[[object], DockerEngine], call: str, shape: object
+) -> None:
+    try:
+        answer = await CALLS[call](engine_of(shape))
+    except EngineError as error:
+        assert "the engine's answer about" in error.message
+    else:
+        assert answer != () or shape in ([], {"Volumes": None}), "something else must not look like nothing at all"
+
+
+async def test_lists_of_an_engine_that_has_nothing_are_empty(engine_of: Callable[[object], DockerEngine]) -> None:
+    assert await engine_of([]).list_containers({}) == ()
+    assert await engine_of({"Volumes": None}).list_volumes({}) == ()
+    assert await engine_of({"Volumes": []}).list_volumes({}) == ()
