@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from openshell.isolation.documents import BoundaryBootstrap, DocumentError, UnixListener
+from openshell.isolation.errors import cause_of
 from sandbox_runtime.errors import BootstrapError
 
 _LARGEST_DOCUMENT_BYTES = 4 * 1024 * 1024
@@ -75,7 +76,7 @@ def _take(path: Path, what: str, limit_bytes: int) -> bytes:
             os.close(fd)
         path.unlink()
     except OSError as error:
-        cause = os.strerror(error.errno or 0).lower()
+        cause = cause_of(error).lower()
         raise BootstrapError(f"the {what} {path} cannot be read and removed: {cause}") from error
     if len(data) > limit_bytes:
         raise BootstrapError(f"the {what} {path} is larger than {limit_bytes} bytes")

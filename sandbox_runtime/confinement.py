@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Protocol
 
+from openshell.isolation.errors import cause_of
 from openshell.isolation.policy_grammar import is_normal_path
 from sandbox_runtime import landlock
 from sandbox_runtime.errors import PlatformError, PolicyRefusedError
@@ -199,7 +200,7 @@ class _Planner:
             try:
                 resolved = self._view.resolve(path)
             except OSError as error:
-                self._cannot(f"policy path {path} cannot be opened: {os.strerror(error.errno or 0).lower()}")
+                self._cannot(f"policy path {path} cannot be opened: {cause_of(error).lower()}")
                 continue
             if resolved is None:
                 self.missing.append(path)
@@ -237,7 +238,7 @@ class _Planner:
         try:
             names = self._view.children(folder)
         except OSError as error:
-            self._cannot(f"policy path {folder} cannot be listed: {os.strerror(error.errno or 0).lower()}")
+            self._cannot(f"policy path {folder} cannot be listed: {cause_of(error).lower()}")
             return
         for name in names:
             path = str(PurePosixPath(folder) / name)
@@ -293,7 +294,7 @@ def establish(planned: ConfinementPlan) -> int:
                 _allow(ruleset_fd, rule)
             on_failure.pop_all()
     except OSError as error:
-        raise PlatformError(f"Landlock refused the ruleset: {error.filename}: {error.strerror}") from error
+        raise PlatformError(f"Landlock refused the ruleset: {error.filename}: {cause_of(error)}") from error
     return ruleset_fd
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from openshell.isolation.errors import cause_of
 from sandbox_runtime import accounts, hardening, landlock
 from sandbox_runtime.errors import PlatformError
 
@@ -49,7 +50,7 @@ class OwnContainer:
         try:
             return Path("/proc/self/net/dev").read_text("ascii", "replace")
         except OSError as error:
-            raise PlatformError(f"the network interfaces cannot be listed: {error.strerror}") from error
+            raise PlatformError(f"the network interfaces cannot be listed: {cause_of(error)}") from error
 
     def accounts(self) -> accounts.Accounts:
         """The accounts of the image."""

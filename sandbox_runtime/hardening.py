@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openshell.isolation.errors import cause_of
 from sandbox_runtime.errors import PlatformError
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def read_own_facts() -> ProcessFacts:
     try:
         text = Path("/proc/self/status").read_text("ascii", "replace")
     except OSError as error:
-        raise PlatformError(f"/proc is needed and cannot be read: {error.strerror}") from error
+        raise PlatformError(f"/proc is needed and cannot be read: {cause_of(error)}") from error
     return parse_status(text)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openshell.isolation.errors import cause_of
 from sandbox_runtime import launcher
 from sandbox_runtime.errors import LaunchError
 
@@ -82,13 +83,13 @@ async def launch(program: Program, reaper: Reaper) -> Child:
             own(status_fd)
             status_write = _high(status_write)
         except OSError as error:
-            raise LaunchError(f"cannot start {program.arguments[0]}: {os.strerror(error.errno or 0)}") from error
+            raise LaunchError(f"cannot start {program.arguments[0]}: {cause_of(error)}") from error
         try:
             sources = [own(_high(os.dup(fd))) for fd in program.standard_fds]
             sources += [instructions_fd, status_write, own(_high(os.dup(program.ruleset_fd)))]
             child = reaper.spawn(_spawner(sources))
         except OSError as error:
-            raise LaunchError(f"cannot start the exec launcher: {os.strerror(error.errno or 0)}") from error
+            raise LaunchError(f"cannot start the exec launcher: {cause_of(error)}") from error
         finally:
             os.close(status_write)
         try:

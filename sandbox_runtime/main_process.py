@@ -9,6 +9,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from openshell.isolation.errors import cause_of
 from sandbox_runtime.errors import LaunchError
 from sandbox_runtime.launch import Program, launch
 from sandbox_runtime.output import OutputBuffer, OutputChannel, OutputDrain
@@ -54,7 +55,7 @@ class MainProcess:
             try:
                 standard, sources = _open_terminal(theirs, ours) if program.terminal else _open_pipes(theirs, ours)
             except OSError as error:
-                raise LaunchError(f"cannot open the main process's streams: {error.strerror}") from error
+                raise LaunchError(f"cannot open the main process's streams: {cause_of(error)}") from error
             child = await launch(
                 Program(
                     arguments=program.arguments,

@@ -76,7 +76,7 @@ async def serve(provisioned: Provisioned, inbox: SignalInbox, log: Log) -> int:
     inbox.attach(loop)
 
     # These bring grpc and the TLS stack; signals are answered by now.
-    from openshell.isolation.errors import IsolationError
+    from openshell.isolation.errors import IsolationError, cause_of
     from openshell.isolation.server import BoundaryServer
     from openshell.isolation.tls import server_context
     from openshell.isolation.tokens import TokenProfile, TokenVerifier
@@ -108,7 +108,7 @@ async def serve(provisioned: Provisioned, inbox: SignalInbox, log: Log) -> int:
     except IsolationError as error:
         raise BootstrapError(f"the bootstrap document's listener cannot be used: {error}") from error
     except OSError as error:
-        raise PlatformError(f"the control socket {socket_path} cannot be opened: {error.strerror or error}") from error
+        raise PlatformError(f"the control socket {socket_path} cannot be opened: {cause_of(error)}") from error
     log.info("Listening", socket_path=str(socket_path), sandbox_id=bootstrap.boundary_id)
     try:
         stopped = await _first(server.wait_terminal(), stop.wait())

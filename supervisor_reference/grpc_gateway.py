@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from openshell.isolation.errors import cause_of
 from openshell.status import StatusCode
 from openshell.verdicts import clean_text
 from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
@@ -399,5 +400,5 @@ def _pem(name: str, path: Path | None) -> bytes | None:
     try:
         return path.read_bytes()
     except OSError as error:
-        cause = (error.strerror or type(error).__name__).lower()
+        cause = cause_of(error).lower()
         raise LaunchInputError(f"{name} {path} cannot be read: {cause}") from error

@@ -22,6 +22,8 @@ from openshell.isolation.documents import (
     MainProcessSpec,
     RuntimeDescriptor,
 )
+from openshell.isolation.endpoints import check_socket_path
+from openshell.isolation.errors import cause_of
 from supervisor_reference.endpoint import GatewayEndpoint, parse_endpoint
 from supervisor_reference.errors import LaunchInputError
 from supervisor_reference.exit_codes import ExitCode
@@ -149,6 +151,7 @@ def read_launch_inputs(arguments: Sequence[str], environment: Mapping[str, str])
     if flags.auth_bundle_file is None:
         raise LaunchInputError("--auth-bundle-file is required")
     check_workspace(flags.workdir)
+    _check_health_socket(flags.health_socket_path)
     sandbox_id = environment.get("OPENSHELL_SANDBOX_ID", "")
     plan = _plan(flags, flags.backend_descriptor_file, environment, sandbox_id)
     auth = _document("--auth-bundle-file", AuthBundle.from_json, flags.auth_bundle_file)
@@ -165,6 +168,13 @@ def read_launch_inputs(arguments: Sequence[str], environment: Mapping[str, str])
         log_level=environment.get("OPENSHELL_LOG_LEVEL", "info"),
         without_effect=_without_effect(environment, auth),
     )
+
+
+def _check_health_socket(path: Path | None) -> None:
+    try:
+        check_socket_path(str(path or ""), "--health-socket-path")
+    except DocumentError as error:
+        raise LaunchInputError(error.message) from error
 
 
 def _without_effect(environment: Mapping[str, str], auth: AuthBundle) -> tuple[str, ...]:
@@ -261,8 +271,7 @@ def _read(name: str, path: Path) -> bytes:
         with path.open("rb") as file:
             data = file.read(_MAX_FILE_BYTES + 1)
     except OSError as error:
-        cause = error.strerror or type(error).__name__
-        raise LaunchInputError(f"{name} {path} cannot be read: {cause.lower()}") from error
+        raise LaunchInputError(f"{name} {path} cannot be read: {cause_of(error).lower()}") from error
     if len(data) > _MAX_FILE_BYTES:
         raise LaunchInputError(f"{name} {path} is larger than {_MAX_FILE_BYTES} bytes")
     return data

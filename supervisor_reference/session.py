@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from openshell.isolation.errors import IsolationError
+from openshell.isolation.errors import IsolationError, cause_of
 from openshell.status import StatusCode
 from openshell.verdicts import Category, Stage
 from openshell.wire.v1 import openshell_pb2
@@ -282,7 +282,7 @@ class SupervisorSession:
             raise StageError(
                 stage=Stage.READINESS,
                 category=Category.INFRASTRUCTURE,
-                public=f"readiness cannot be served at {self._health_socket}: {(error.strerror or 'error').lower()}",
+                public=f"readiness cannot be served at {self._health_socket}: {cause_of(error).lower()}",
             ) from error
         finally:
             beating.cancel()

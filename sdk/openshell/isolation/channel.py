@@ -17,7 +17,7 @@ import struct
 import grpc.aio
 
 from openshell.isolation.endpoints import TcpTransport, Transport, TransportTls, UnixTransport, check_socket_address
-from openshell.isolation.errors import DescriptorError, DocumentError, TransportLostError
+from openshell.isolation.errors import DescriptorError, DocumentError, TransportLostError, cause_of
 from openshell.isolation.grpc_options import client_options
 from openshell.isolation.relay import Relay, RelaySide
 from openshell.isolation.tls import ALPN, client_context
@@ -94,7 +94,7 @@ async def _connect_tls(outer: RelaySide, transport: Transport, tls: TransportTls
     except ssl.SSLError as error:
         raise TransportLostError(f"TLS handshake failed: {error.reason or 'connection ended'}") from None
     except OSError as error:
-        raise TransportLostError(f"cannot connect: {error.strerror or type(error).__name__}") from None
+        raise TransportLostError(f"cannot connect to {_place(transport)}: {cause_of(error)}") from None
     tls_object = connected.get_extra_info("ssl_object")
     if tls_object is None or tls_object.selected_alpn_protocol() != ALPN:
         connected.abort()
@@ -135,6 +135,14 @@ async def _open(outer: RelaySide, transport: Transport, context: ssl.SSLContext,
                 return connected
         raise failure
     raise DescriptorError("vsock transports are not offered yet; use unix or tcp")
+
+
+def _place(transport: Transport) -> str:
+    if isinstance(transport, UnixTransport):
+        return transport.socket_path
+    if isinstance(transport, TcpTransport):
+        return ", ".join(transport.addresses)
+    return f"vsock {transport.guest_cid}:{transport.port}"
 
 
 def _reserve_local() -> socket.socket:

@@ -9,6 +9,8 @@ from openshell.isolation.errors import DocumentError
 from openshell.isolation.json_fields import U32_MAX, Fields, JsonObject, check_absolute
 
 ENDPOINT_ERROR = "invalid boundary control transport endpoint"
+MAX_SOCKET_PATH_BYTES = 107
+"""Longest path of a Unix socket."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,13 @@ class ListenerTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnixListener:
-    """Listen on a Unix socket."""
+    """Listen on a Unix socket, whose path has at most 107 bytes."""
 
     socket_path: str
     tls: ListenerTls
+
+    def __post_init__(self) -> None:
+        check_socket_path(self.socket_path, "listener.socket_path")
 
     def to_object(self) -> JsonObject:
         """The JSON object."""
@@ -92,7 +97,8 @@ def read_listener(fields: Fields) -> Listener:
     tls = ListenerTls.from_fields(fields.fields("tls"))
     listener: Listener
     if kind == "unix":
-        path = check_absolute(fields.text("socket_path"), fields.path("socket_path"))
+        where = fields.path("socket_path")
+        path = check_socket_path(check_absolute(fields.text("socket_path"), where), where)
         listener = UnixListener(socket_path=path, tls=tls)
     elif kind == "tls-tcp":
         address = fields.text("address")
@@ -129,9 +135,12 @@ class TransportTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnixTransport:
-    """Connect to a Unix socket."""
+    """Connect to a Unix socket, whose path has at most 107 bytes."""
 
     socket_path: str
+
+    def __post_init__(self) -> None:
+        check_socket_path(self.socket_path, "transport.socket_path")
 
     def to_object(self) -> JsonObject:
         """The JSON object."""
@@ -169,7 +178,8 @@ def read_transport(fields: Fields) -> Transport:
     """Read a transport by its ``kind`` (rules of isolation contract 2.5).
 
     Raises:
-        DocumentError: with the contract's text ``invalid boundary control transport endpoint``.
+        DocumentError: with the contract's text ``invalid boundary control transport endpoint``, or with the limit that
+            a socket's path exceeds.
     """
     kind = fields.text("kind")
     transport: Transport
@@ -177,6 +187,7 @@ def read_transport(fields: Fields) -> Transport:
         path = fields.text("socket_path")
         if not path.startswith("/") or "\0" in path:
             raise fields.error("socket_path", ENDPOINT_ERROR)
+        check_socket_path(path, fields.path("socket_path"))
         transport = UnixTransport(socket_path=path)
     elif kind == "tcp":
         addresses = fields.texts("addresses")
@@ -194,6 +205,24 @@ def read_transport(fields: Fields) -> Transport:
         raise fields.error("kind", ENDPOINT_ERROR)
     fields.finish()
     return transport
+
+
+def check_socket_path(path: str, where: str) -> str:
+    """Check that a path is short enough for a Unix socket.
+
+    Args:
+        path: the path.
+        where: the member or setting that holds it, for the error's text.
+
+    Raises:
+        DocumentError: with its length and the limit.
+    """
+    length = len(path.encode("utf-8", "surrogateescape"))
+    if length > MAX_SOCKET_PATH_BYTES:
+        raise DocumentError(
+            where, f"has {length} bytes; a Unix socket's path has at most {MAX_SOCKET_PATH_BYTES} bytes"
+        )
+    return path
 
 
 def check_socket_address(address: str, path: str, *, listening: bool = False) -> tuple[str, int]:

@@ -39,6 +39,14 @@ def bounded_text(text: str, *, empty: str = "no further detail") -> str:
     return clean or empty
 
 
+def cause_of(error: OSError) -> str:
+    """What is known of a failure of the operating system: its words, or Python's where there is no errno.
+
+    Python itself refuses a socket path that is too long, for one, and then sets neither ``errno`` nor ``strerror``.
+    """
+    return error.strerror or str(error) or type(error).__name__
+
+
 class IsolationError(Exception):
     """Root of every error of this package.
 

@@ -7,7 +7,6 @@ tokens, framing, digests, replay, connection states, freeze and recovery (isolat
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import socket
 import ssl
@@ -20,7 +19,7 @@ from openshell.isolation.boundary_service import ControlService, PeerGate, Strea
 from openshell.isolation.boundary_session import RECOVERY_SECONDS, BoundarySession
 from openshell.isolation.connection_states import BoundaryState
 from openshell.isolation.documents import BUILT_IN_BACKEND, BoundaryBootstrap
-from openshell.isolation.errors import DocumentError
+from openshell.isolation.endpoints import MAX_SOCKET_PATH_BYTES, check_socket_path
 from openshell.isolation.grpc_options import server_options
 from openshell.isolation.negotiation import our_metadata
 from openshell.isolation.terminator import MAX_CONNECTIONS, PhysicalConnection, TlsTerminator
@@ -28,8 +27,6 @@ from openshell.isolation.tokens import TokenVerifier
 from openshell.wire.isolation.backend.v1 import isolation_backend_pb2_grpc as control_grpc
 from openshell.wire.sandbox.protocol.v1 import sandbox_protocol_pb2_grpc as stream_grpc
 
-MAX_SOCKET_PATH_BYTES = 107
-"""Longest path of a Unix socket."""
 SOCKET_MODE = 0o666
 
 _STOP_GRACE_SECONDS = 0.5
@@ -144,8 +141,7 @@ class BoundaryServer:
 def _listen_unix(path: Path) -> tuple[socket.socket, int]:
     staged = path.with_name(f".{secrets.token_hex(4)}")
     for candidate in (path, staged):
-        if len(os.fsencode(candidate)) > MAX_SOCKET_PATH_BYTES:
-            raise DocumentError("listener.socket_path", f"is longer than {MAX_SOCKET_PATH_BYTES} bytes")
+        check_socket_path(str(candidate), "listener.socket_path")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(str(staged))

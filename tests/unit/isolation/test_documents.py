@@ -24,15 +24,20 @@ from openshell.isolation.documents import (
     DocumentError,
     IsolationBackends,
     LaunchAuthentication,
+    ListenerTls,
     MainProcessSpec,
     OuterFence,
     RuntimeDescriptor,
     TcpTransport,
     TransportTls,
+    UnixListener,
     UnixTransport,
     VsockTransport,
     WorkloadIdentity,
 )
+from openshell.isolation.endpoints import read_listener, read_transport
+from openshell.isolation.errors import cause_of
+from openshell.isolation.json_fields import Fields
 from openshell.isolation.tls import issue_session_tls
 
 KEYS = Keys.generate()
@@ -372,3 +377,42 @@ def test_documents_need_the_standard_library_only() -> None:
         "sys.exit(str(bad) if bad else 0)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+TOO_LONG = "/" + "é" * 53 + "x"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: UnixTransport(socket_path=TOO_LONG),
+        lambda: UnixListener(socket_path=TOO_LONG, tls=ListenerTls(certificate_chain_path="/c", private_key_path="/k")),
+        lambda: read_transport(Fields({"kind": "unix", "socket_path": TOO_LONG}, "backends[0].endpoint")),
+        lambda: read_listener(
+            Fields(
+                {
+                    "kind": "unix",
+                    "socket_path": TOO_LONG,
+                    "tls": {"certificate_chain_path": "/c", "private_key_path": "/k"},
+                },
+                "bootstrap.listener",
+            )
+        ),
+    ],
+)
+def test_a_path_that_no_socket_can_have_is_refused_by_name_and_limit(make: Callable[[], object]) -> None:
+    with pytest.raises(DocumentError, match=r"socket_path: has 108 bytes; .* at most 107 bytes"):
+        make()
+    assert UnixTransport(socket_path=TOO_LONG[:-1]).socket_path == TOO_LONG[:-1]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError("AF_UNIX path too long"), "AF_UNIX path too long"),
+        (OSError(2, "No such file or directory", "/x"), "No such file or directory"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_what_is_known_of_a_failure_is_told(error: OSError, text: str) -> None:
+    assert cause_of(error) == text

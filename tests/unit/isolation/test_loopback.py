@@ -18,7 +18,8 @@ from scripted.isolation_boundary import POLICY, SESSION, Boundary, Keys, claims
 from openshell.isolation import boundary_service
 from openshell.isolation.client import BackendClient
 from openshell.isolation.connection_states import Connected, Frozen, RuntimeState, Terminal
-from openshell.isolation.documents import OuterFence, TransportTls, UnixTransport, WorkloadIdentity
+from openshell.isolation.documents import OuterFence, TcpTransport, TransportTls, UnixTransport, WorkloadIdentity
+from openshell.isolation.endpoints import Transport
 from openshell.isolation.errors import (
     AttachError,
     ConfirmError,
@@ -77,6 +78,18 @@ async def test_a_boundary_that_refuses_the_protocol_is_quoted_in_private_only(
         await boundary.connect()
     assert "SECRET token=abc" in refused.value.message
     assert refused.value.public == "it refuses isolation protocol 1.0 or this side's capabilities"
+
+
+@pytest.mark.parametrize(
+    ("transport", "text"),
+    [
+        (UnixTransport(socket_path="/nowhere/c.sock"), "cannot connect to /nowhere/c.sock: No such file or directory"),
+        (TcpTransport(authority="a", addresses=("127.0.0.1:1",)), "cannot connect to 127.0.0.1:1: .*refused|failed"),
+    ],
+)
+async def test_what_cannot_be_connected_to_is_named(boundary: Boundary, transport: Transport, text: str) -> None:
+    with pytest.raises(TransportLostError, match=text):
+        await boundary.connect(descriptor=replace(boundary.descriptor, transport=transport))
 
 
 async def test_a_token_of_another_key_is_refused(boundary: Boundary) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -38,7 +39,7 @@ class FakePaths:
     def resolve(self, path: str) -> ResolvedPath | None:
         path = self.links.get(path.rstrip("/") or "/", path.rstrip("/") or "/")
         if path in self.closed:
-            raise PermissionError(errno.EACCES, "no", path)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         if path in self.files:
             return ResolvedPath(path=path, kind=PathKind.FILE)
         if path in self.folders:

@@ -40,6 +40,12 @@ def test_reads_what_a_driver_stages(launch: LaunchMaterial, tmp_path: Path) -> N
     assert inputs.without_effect == ("OPENSHELL_SSH_SOCKET_PATH",)
 
 
+def test_a_health_socket_that_cannot_be_is_refused_by_name_and_limit(launch: LaunchMaterial, tmp_path: Path) -> None:
+    flags = [*launch.stage(tmp_path), "--health-socket-path", "/" + "h" * 107]
+    with pytest.raises(LaunchInputError, match=r"--health-socket-path: has 108 bytes; .* at most 107 bytes"):
+        read_launch_inputs(flags, launch.environment(URL))
+
+
 def test_a_host_key_that_nothing_uses_is_named_and_not_shown(launch: LaunchMaterial, tmp_path: Path) -> None:
     keyed = replace(launch, auth=replace(launch.auth, ssh_host_private_key="PRIVATE HOST KEY"))
     inputs = read_launch_inputs(keyed.stage(tmp_path), keyed.environment(URL))
