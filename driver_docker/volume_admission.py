@@ -9,7 +9,7 @@ whose labels changed, is another volume (compute-driver contract 5.1, 5.4 and 7.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from driver_docker import labels
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
     from driver_docker.engine import ContainerFacts, Engine, VolumeFacts
     from driver_docker.mounts import MountRequest
+
+CREATED_AT_API: Final = (1, 42)
+"""Older engines (before Docker 23) tell when a local volume's content changed last, and call it the creation."""
 
 _OWN_PREFIXES: Final = ("openshell-channel-", "openshell-supervisor-", "openshell-runtime-")
 _NETWORK_TYPES: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "tmpfs"})
@@ -69,6 +72,27 @@ def identity_of(facts: VolumeFacts) -> VolumeIdentity:
         created_at=facts.created_at.isoformat() if facts.created_at is not None else "",
         mountpoint=facts.mountpoint,
     )
+
+
+def is_same(volume: VolumeFacts, admitted: VolumeIdentity, *, api: tuple[int, int]) -> bool:
+    """Whether a volume is the one that was admitted.
+
+    A volume that was made anew is never older, so an earlier time is that of an engine that was updated meanwhile. What
+    an older engine tells says nothing at all: there a copy of image content into the volume, or a file that the agent
+    makes in it, moves the time. The engine itself removes no volume that a container holds.
+
+    Args:
+        volume: The volume as it is now.
+        admitted: Its identity when it was admitted.
+        api: The engine's API version.
+    """
+    present = identity_of(volume)
+    if replace(present, created_at=admitted.created_at) != admitted:
+        return False
+    if volume.driver == "local" and api < CREATED_AT_API:
+        return True
+    # Texts of one form and one zone, which sort like the times they are.
+    return not admitted.created_at or present.created_at <= admitted.created_at
 
 
 def encode_identities(identities: Iterable[VolumeIdentity]) -> str:
@@ -213,7 +237,7 @@ class VolumeAdmission:
         check_mounted(facts, identities, config=self._config)
         for identity in identities:
             volume = await self._look_up(identity.name)
-            if identity_of(volume) != identity:
+            if not is_same(volume, identity, api=self._engine.info.api):
                 raise AdmissionDeniedError(
                     f"volume {identity.name} is not the one that was admitted: it was removed and made again"
                 )

@@ -11,6 +11,7 @@ import pytest
 from scripted.compute_gateway import launch_authentication, ready
 from scripted.retained import read_text, refusal, start, stop, wait_ready_again
 
+from driver_docker.volume_admission import CREATED_AT_API
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 if TYPE_CHECKING:
@@ -51,6 +52,30 @@ async def test_a_volume_stays_mounted_across_a_stop_and_a_start(bench: DriverBen
         assert ready(await wait_ready_again(link, wanted.id, seen)).reason == "BackendReady"
         mounts = {mount["Destination"]: mount.get("Name") for mount in bench.container(wanted.id, "sandbox")["Mounts"]}
         assert mounts["/cache"] == volume
+        await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
+
+
+async def test_a_volume_that_the_agent_has_written_to_is_still_the_one_that_was_admitted(
+    bench: DriverBench, volume: str
+) -> None:
+    """Engines before API 1.42 tell the last change of a volume's content as the time of its creation."""
+    async with bench.running(allow_driver_config=True) as (driver, link):
+        wanted = mounting(bench.sandbox(), type="volume", source=volume, target="/tmp", read_only=False)
+        await bench.launch(link, wanted)
+        workload = bench.container(wanted.id, "sandbox")["Id"]
+        made, moves = bench.client.inspect_volume(volume)["CreatedAt"], driver.services.engine.info.api < CREATED_AT_API
+        for attempt in range(100):
+            entry = bench.client.exec_create(workload, ["/bin/busybox", "touch", f"/tmp/{attempt}"], user="0")
+            await asyncio.to_thread(bench.client.exec_start, entry["Id"])
+            assert bench.client.exec_inspect(entry["Id"])["ExitCode"] == 0
+            if not moves or bench.client.inspect_volume(volume)["CreatedAt"] != made:
+                break  # it is told by the second
+        else:
+            pytest.fail("the engine's time of the volume did not move")
+        await stop(link, wanted.id)
+        seen = len(link.events)
+        await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
+        assert ready(await wait_ready_again(link, wanted.id, seen)).reason == "BackendReady"
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import secrets
-import tarfile
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -412,70 +410,6 @@ async def test_neither_an_image_nor_a_caller_forges_a_label_that_the_driver_read
         assert [each.id for each in listed.sandboxes] == [wanted.id]
         await delete(link, wanted)
         assert bench.sandbox_left_over(wanted.id) == []
-
-
-@pytest.fixture
-def linked_image(docker_client: APIClient, bench: DriverBench) -> Iterator[Callable[..., str]]:
-    """Derives images from the stand-in workload with symbolic links in them."""
-    made: list[str] = []
-
-    def derive(*changes: str, **links: str) -> str:
-        tag = secrets.token_hex(4)
-        buffer = io.BytesIO()
-        with tarfile.open(fileobj=buffer, mode="w") as archive:
-            for name, target in links.items():
-                header = tarfile.TarInfo(name)
-                header.type, header.linkname = tarfile.SYMTYPE, target
-                archive.addfile(header)
-        container = docker_client.create_container(
-            bench.images.workload, entrypoint=["/x"], labels={"openshell.ai/sandbox-namespace": bench.namespace}
-        )
-        docker_client.put_archive(container["Id"], "/", buffer.getvalue())
-        docker_client.commit(container["Id"], repository=f"{REPOSITORY}/linked", tag=tag, changes=list(changes))
-        docker_client.remove_container(container["Id"])
-        made.append(f"{REPOSITORY}/linked:{tag}")
-        return made[-1]
-
-    yield derive
-    for reference in made:
-        docker_client.remove_image(reference, force=True)
-
-
-@pytest.mark.parametrize(
-    ("links", "target", "volume"),
-    [
-        ({"x": "/.openshell"}, "/x/runtime", ""),
-        ({"x": "y", "y": "/etc/../.openshell/channel"}, "/x/sandbox", ""),
-        ({"x": "/"}, "/x/proc/y", ""),
-        ({"x": "/.openshell"}, "", "/x/runtime"),
-    ],
-)
-async def test_a_link_of_the_image_never_brings_a_mount_over_the_runtime(
-    bench: DriverBench,
-    make_volume: Callable[..., str],
-    linked_image: Callable[..., str],
-    links: dict[str, str],
-    target: str,
-    volume: str,
-) -> None:
-    async with bench.running(allow_driver_config=True) as (_, link):
-        wanted = bench.sandbox(image=linked_image(*([f"VOLUME {volume}"] if volume else []), **links))
-        if target:
-            with_mounts(wanted, {"type": "volume", "source": make_volume(ADMITTED), "target": target})
-        observed = await bench.launch(link, wanted)
-        assert ready(observed).reason == "WorkspaceValidationFailed"
-        assert "symbolic link" in ready(observed).message
-        await delete(link, wanted)
-
-
-async def test_a_harmless_link_of_the_image_is_followed(
-    bench: DriverBench, make_volume: Callable[..., str], linked_image: Callable[..., str]
-) -> None:
-    async with bench.running(allow_driver_config=True) as (_, link):
-        wanted = bench.sandbox(image=linked_image(x="/srv/deep"))
-        with_mounts(wanted, {"type": "volume", "source": make_volume(ADMITTED), "target": "/x/data"})
-        assert ready(await bench.launch(link, wanted)).reason == "BackendReady"
-        await delete(link, wanted)
 
 
 async def test_a_mount_over_the_workspace_of_a_present_image_is_refused(

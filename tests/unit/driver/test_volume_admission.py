@@ -20,6 +20,7 @@ from driver_docker.engine import (
     ContainerStatus,
     EngineAbsentError,
     EngineError,
+    EngineInfo,
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
@@ -197,9 +198,10 @@ def test_a_label_that_this_driver_did_not_write_is_denied(text: str) -> None:
 class Volumes:
     """An engine of which only the volumes answer."""
 
-    def __init__(self, *volumes: VolumeFacts, failure: EngineError | None = None) -> None:
+    def __init__(self, *volumes: VolumeFacts, failure: EngineError | None = None, api: str = "1.42") -> None:
         self.volumes = {each.name: each for each in volumes}
         self.failure = failure
+        self.info = EngineInfo(version="x", api_version=api, operating_system="linux", architecture="amd64")
 
     async def inspect_volume(self, name: str) -> VolumeFacts:
         if self.failure is not None:
@@ -311,6 +313,25 @@ async def test_the_anonymous_volume_of_an_image_needs_no_admission() -> None:
 async def test_a_volume_that_is_another_one_now_is_denied(now: VolumeFacts, word: str) -> None:
     with pytest.raises(AdmissionDeniedError, match=word):
         await admission(Volumes(now)).recheck(container())
+
+
+async def test_an_engine_that_tells_the_last_change_as_the_creation_does_not_hide_a_used_volume() -> None:
+    used = replace(volume(), created_at=MADE.replace(year=2027))
+    await admission(Volumes(used, api="1.41")).recheck(container())
+    for other in (
+        replace(used, labels={}),
+        replace(used, mountpoint="/elsewhere"),
+        replace(used, options={"o": "bind", "device": "/"}),
+        replace(used, driver="another"),
+    ):
+        with pytest.raises(AdmissionDeniedError):
+            await admission(Volumes(other, api="1.41")).recheck(container())
+
+
+async def test_a_volume_is_the_same_after_an_update_of_its_engine() -> None:
+    """What was told as the creation was the last change until then, and lies after the creation."""
+    await admission(Volumes(replace(volume(), created_at=MADE.replace(year=2025)))).recheck(container())
+    await admission(Volumes(replace(volume(), created_at=None))).recheck(container())
 
 
 @pytest.mark.parametrize(
