@@ -6,8 +6,8 @@ import asyncio
 import io
 import json
 import os
-import secrets
 import tarfile
+import tempfile
 import time
 import uuid
 from contextlib import suppress
@@ -149,7 +149,10 @@ class Sandbox:
         self.client = client
         self.id = container_id
         self.launch = launch
-        self.channel = channel
+        # The engine's data may lie so deep that no socket below it can be named; a link to the volume is short.
+        self._link = Path(tempfile.mkdtemp(prefix="ch-", dir="/tmp")) / "c"
+        self._link.symlink_to(channel)
+        self.channel = self._link
         self._open: list[BackendClient] = []
 
     async def listening(self) -> None:
@@ -246,6 +249,8 @@ class Sandbox:
         return await asyncio.to_thread(run)
 
     async def close(self) -> None:
+        self._link.unlink(missing_ok=True)
+        self._link.parent.rmdir()
         for client in self._open:
             await client.close()
 
@@ -271,9 +276,7 @@ class Sandboxes:
         image = overrides.pop("image", self._image)
         user = overrides.pop("user", f"{UID}:{UID}")
         uid = overrides.pop("uid", UID)
-        # Named, since an anonymous one makes the path of the socket too long for a socket.
-        name = f"openshell-{secrets.token_hex(6)}"
-        volume = self._client.create_volume(name=name, labels=self._owner.labels)
+        volume = self._client.create_volume(labels=self._owner.labels)
         channel = Path(str(volume["Mountpoint"]))
         if os.geteuid() != 0 or not channel.is_dir():
             pytest.skip("the engine's volumes cannot be reached from here")

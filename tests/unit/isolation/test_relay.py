@@ -68,6 +68,17 @@ async def test_bytes_flow_both_ways_once_joined(ends: Ends) -> None:
     assert await receive(ends.outer, 6) == b"answer"
 
 
+async def test_what_came_before_the_sides_were_joined_is_delivered(ends: Ends) -> None:
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(ends.outer, b"early request")
+    await loop.sock_sendall(ends.inner, b"early answer")
+    for _ in range(3):  # turns of the loop in which a side that reads would have read
+        await asyncio.sleep(0)
+    ends.relay.join()
+    assert await receive(ends.inner, 13) == b"early request"
+    assert await receive(ends.outer, 12) == b"early answer"
+
+
 async def test_a_slow_reader_stops_the_writer(ends: Ends) -> None:
     ends.relay.join()
     loop = asyncio.get_running_loop()

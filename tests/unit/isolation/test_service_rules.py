@@ -93,8 +93,10 @@ class Bare:
 @pytest.fixture
 async def bare(boundary: Boundary) -> AsyncIterator[Bare]:
     physical = await PhysicalChannel.connect(boundary.descriptor.transport, boundary.descriptor.tls)
-    yield Bare(boundary, physical)
-    await physical.close()
+    try:
+        yield Bare(boundary, physical)
+    finally:
+        await physical.close()
 
 
 def code(caught: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> grpc.StatusCode:
@@ -252,23 +254,27 @@ async def test_each_stream_method_takes_its_own_operations(bare: Bare) -> None:
 async def test_a_connection_that_never_opens_is_cut(boundary: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(boundary_service, "CONTROL_IO_SECONDS", 0.0)
     physical = await PhysicalChannel.connect(boundary.descriptor.transport, boundary.descriptor.tls)
-    async with asyncio.timeout(10):
-        await physical.closed.wait()
-    await physical.close()
+    async with contextlib.AsyncExitStack() as opened:
+        opened.push_async_callback(physical.close)
+        async with asyncio.timeout(10):
+            await physical.closed.wait()
 
 
 async def test_a_plaintext_peer_under_a_name_of_its_own_is_refused(boundary: Boundary, bare: Bare) -> None:
     """Somebody who binds an abstract name and speaks HTTP/2 to the inner socket, while a real connection lives."""
     loop = asyncio.get_running_loop()
-    relay = Relay()
-    near = socket.socket(socket.AF_UNIX)
-    near.setblocking(False)
-    near.bind(f"\0openshell-{secrets.token_hex(16)}")
-    near.connect(f"\0{boundary.server._inner_name}")
-    await loop.create_unix_connection(lambda: relay.inner, sock=near)
-    front = channel._reserve_local()
-    name = front.getsockname()[1:].decode()
-    async with grpc.aio.insecure_channel(f"unix-abstract:{name}") as intruder:
+    async with contextlib.AsyncExitStack() as opened:
+        relay = Relay()
+        near = opened.enter_context(socket.socket(socket.AF_UNIX))
+        near.setblocking(False)
+        near.bind(f"\0openshell-{secrets.token_hex(16)}")
+        near.connect(f"\0{boundary.server._inner_name}")
+        await loop.create_unix_connection(lambda: relay.inner, sock=near)
+        opened.push_async_callback(relay.released.wait)
+        opened.callback(relay.abort)
+        front = opened.enter_context(channel._reserve_local())
+        name = front.getsockname()[1:].decode()
+        intruder = await opened.enter_async_context(grpc.aio.insecure_channel(f"unix-abstract:{name}"))
         intruder.get_state(try_to_connect=True)
         accepted, _ = await loop.sock_accept(front)
         await loop.connect_accepted_socket(lambda: relay.outer, accepted)
@@ -278,13 +284,14 @@ async def test_a_plaintext_peer_under_a_name_of_its_own_is_refused(boundary: Bou
                 control_pb2.GetIsolationCapabilitiesRequest(supervisor=our_metadata("intruder", "0"))
             )
     assert code(caught) is grpc.StatusCode.PERMISSION_DENIED
-    relay.abort()
-    await relay.released.wait()
-    front.close()
 
 
 async def test_the_clients_local_socket_knows_its_own_process() -> None:
-    listener = channel._reserve_local()
+    with channel._reserve_local() as listener:
+        await _knows_its_own_process(listener)
+
+
+async def _knows_its_own_process(listener: socket.socket) -> None:
     listener.setblocking(True)
     name = listener.getsockname()
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as ours:
@@ -300,4 +307,3 @@ async def test_the_clients_local_socket_knows_its_own_process() -> None:
     with accepted:
         assert not channel._is_ourselves(accepted)
     await stranger.communicate(b"")
-    listener.close()
