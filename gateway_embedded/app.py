@@ -14,6 +14,7 @@ import structlog
 from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.client_config import ClientRegistration
 from gateway_embedded.config import GatewayConfig
+from gateway_embedded.database import Database
 from gateway_embedded.deadlines import DeadlineKeeper
 from gateway_embedded.dispatch import Dispatcher
 from gateway_embedded.driver_link import DriverLink
@@ -24,6 +25,7 @@ from gateway_embedded.leftovers import Leftovers
 from gateway_embedded.lifecycle import SandboxLifecycle
 from gateway_embedded.observation import DriverObserver
 from gateway_embedded.replays import ReplayGuard
+from gateway_embedded.request_ledger import RequestLedger
 from gateway_embedded.sandboxes import Phase, SandboxRecord
 from gateway_embedded.sessions import SessionEnd, SessionRegistry
 from gateway_embedded.state_dir import StateDir
@@ -86,10 +88,11 @@ class Gateway:
         folder = StateDir.claim(config.state_dir)
         self._undo.callback(folder.release)
         key = SigningKey.open(folder.path / "signing-key.pem")
-        store = SandboxStore(config.effective_store_url())
-        self._undo.push_async_callback(store.close)
-        await store.open()
-        gateway_id = await store.setting("gateway_id", lambda: str(uuid.uuid4()))
+        database = Database(config.effective_store_url())
+        self._undo.push_async_callback(database.close)
+        await database.open()
+        gateway_id = await database.setting("gateway_id", lambda: str(uuid.uuid4()))
+        store = SandboxStore(database)
 
         self._tasks = BackgroundTasks()
         self._driver = DriverLink(config.compute_driver_socket, policy=config.driver_policy)
@@ -110,16 +113,18 @@ class Gateway:
         leftovers = Leftovers(self._driver, self._tasks, retry_seconds=config.deadlines.cleanup_retry_seconds)
         self._lifecycle = SandboxLifecycle(self._states, self._driver, authority, leftovers, self._tasks, config)
         self._observer = DriverObserver(self._states, self._driver, leftovers, config.driver_timings)
+        replays = ReplayGuard(RequestLedger(database), self._tasks, clock=self._clock)
         users = UserService(
             states=self._states,
             driver=self._driver,
             lifecycle=self._lifecycle,
-            replays=ReplayGuard(store, self._tasks, clock=self._clock),
+            replays=replays,
             config=config,
         )
         supervisors = SupervisorService(
             states=self._states,
             supervision=Supervision(self._states, self._deadlines),
+            replays=replays,
             authority=authority,
             tasks=self._tasks,
             config=config,

@@ -6,7 +6,7 @@ import asyncio
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import structlog
 
@@ -15,7 +15,7 @@ from gateway_embedded.admission import REPAIR_WINDOW
 from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.config import Deadlines
 from gateway_embedded.driver_link import DriverLink
-from gateway_embedded.errors import DriverCallError
+from gateway_embedded.errors import DriverCallError, GatewayError
 from gateway_embedded.sandboxes import AdmissionState, Phase, SandboxRecord
 from gateway_embedded.sessions import SessionEnd
 from gateway_embedded.states import SandboxStates, with_view
@@ -61,7 +61,10 @@ class DeadlineKeeper:
             self._wake.clear()
             now = self._states.clock()
             for sandbox_id in [sandbox_id for sandbox_id, due in self._due.items() if due <= now]:
-                await self.expire(sandbox_id)
+                try:
+                    await self.expire(sandbox_id)
+                except GatewayError as error:
+                    self._log.warning("a deadline is due again later", sandbox_id=sandbox_id, error=error.message)
             wait = min((due - now).total_seconds() for due in self._due.values()) if self._due else None
             try:
                 async with asyncio.timeout(None if wait is None else max(wait, 0.01)):
@@ -70,9 +73,18 @@ class DeadlineKeeper:
                 continue
 
     async def expire(self, sandbox_id: str) -> None:
-        """End an attempt that is over time with Error, and have the driver stop what it made."""
+        """End an attempt that is over time with Error, and have the driver stop what it made.
+
+        Raises:
+            GatewayError: That could not be stored; it is tried again.
+        """
         self._due.pop(sandbox_id, None)
-        record = await self._states.change_if_stored(sandbox_id, self._timed_out)
+        try:
+            record = await self._states.change_if_stored(sandbox_id, self._timed_out)
+        except GatewayError:
+            self._due[sandbox_id] = self._states.clock() + timedelta(seconds=self._limits.cleanup_retry_seconds)
+            self._wake.set()
+            raise
         if record is None or record.provisioning.timeout_time is None:
             return
         self._log.warning("provisioning timed out", sandbox_id=sandbox_id, sandbox=record.name)
@@ -107,7 +119,11 @@ class DeadlineKeeper:
             except DriverCallError as failure:
                 if failure.status is not StatusCode.NOT_FOUND:
                     error = failure.public_message
-            await self._states.change_if_stored(record.id, functools.partial(self._reclaimed, error=error))
+            try:
+                await self._states.change_if_stored(record.id, functools.partial(self._reclaimed, error=error))
+            except GatewayError as failure:
+                error = failure.public_message
+                self._log.warning("a reclamation could not be stored yet", sandbox_id=record.id, error=error)
             if not error:
                 return
             await asyncio.sleep(self._limits.cleanup_retry_seconds)

@@ -163,6 +163,28 @@ class UnavailableError(GatewayError):
     default_retryable = True
 
 
+class StoreError(GatewayError):
+    """The database that holds the gateway's state did not do its work, for example because its disk is full."""
+
+    default_reason = "STORE_UNAVAILABLE"
+    default_status = StatusCode.UNAVAILABLE
+    default_retryable = True
+
+
+class OutcomeUncertainError(GatewayError):
+    """A request with an id was begun before and its outcome is not known (public-api contract 2.2)."""
+
+    default_reason = "REQUEST_OUTCOME_UNCERTAIN"
+    default_status = StatusCode.ABORTED
+
+
+class TooManyRequestsError(GatewayError):
+    """A caller has as many requests with an id remembered as it may (public-api contract 2.2)."""
+
+    default_reason = "REQUEST_ADMISSIONS_EXHAUSTED"
+    default_status = StatusCode.RESOURCE_EXHAUSTED
+
+
 class HandshakeError(GatewayError):
     """The compute driver behind the socket does not fit this gateway (compute-driver contract 3.1)."""
 

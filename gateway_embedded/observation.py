@@ -53,8 +53,8 @@ class DriverObserver:
         while True:
             try:
                 await self.sweep()
-            except DriverCallError as error:
-                self._log.warning("the reconcile sweep failed", rpc=error.rpc, error=error.public_message)
+            except GatewayError as error:
+                self._log.warning("the reconcile sweep failed", reason=error.reason, error=error.public_message)
             await asyncio.sleep(self._timings.reconcile_interval_seconds)
 
     async def sweep(self) -> None:
@@ -149,4 +149,6 @@ class DriverObserver:
         event = encoding.from_driver_event(message.event)
         if is_lasting(event):
             await self._states.store.keep_event(message.sandbox_id, event)
+            if not self._states.knows(message.sandbox_id):
+                return
         self._states.hub.publish_event(message.sandbox_id, event)

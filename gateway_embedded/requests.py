@@ -115,6 +115,17 @@ def request_id(text: str) -> str:
     return str(parsed)
 
 
+def payload_of(
+    request: openshell_pb2.CreateSandboxRequest
+    | openshell_pb2.DeleteSandboxRequest
+    | openshell_pb2.UpdateConfigRequest,
+) -> bytes:
+    """What a repeat under the same request id must carry, to the byte: all of a request but the id."""
+    payload = type(request).FromString(request.SerializeToString())
+    payload.request_id = ""
+    return payload.SerializeToString(deterministic=True)
+
+
 def check_create(request: openshell_pb2.CreateSandboxRequest) -> None:
     """Everything about a create request that needs no driver.
 

@@ -175,6 +175,8 @@ class SandboxStates:
         return await self._tasks.finished(work, name=name)
 
     def _tell(self, record: SandboxRecord) -> None:
+        if record.id not in self._known:
+            return
         self.hub.publish_record(record)
         for listener in self._listeners:
             listener(record)

@@ -22,6 +22,8 @@ from gateway_embedded.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
+from gateway_embedded.replays import REPLAYED_METADATA, ReplayGuard
+from gateway_embedded.request_ledger import RequestKey
 from gateway_embedded.sandboxes import SandboxRecord
 from gateway_embedded.sessions import MISSED_HEARTBEATS, Session, SessionEnd
 from gateway_embedded.states import SandboxStates
@@ -40,12 +42,14 @@ class SupervisorService:
         *,
         states: SandboxStates,
         supervision: Supervision,
+        replays: ReplayGuard,
         authority: TokenAuthority,
         tasks: BackgroundTasks,
         config: GatewayConfig,
     ) -> None:
         self._states = states
         self._supervision = supervision
+        self._replays = replays
         self._authority = authority
         self._tasks = tasks
         self._config = config
@@ -81,12 +85,25 @@ class SupervisorService:
         record = await self._supervision.record_of(call.principal)
         _require_own(record, request.sandbox, request.workspace_scope if request.HasField("workspace_scope") else None)
         requests.check_write_back(request)
-        if request.expected_resource_version not in (0, record.resource_version):
-            raise ConflictError(
-                f"sandbox {record.name!r} changed meanwhile; read it again and repeat",
-                facts={"recovery": "REFRESH_STATE", "current_resource_version": str(record.resource_version)},
-            )
-        return await self._supervision.write_back_policy(record, request)
+
+        async def work() -> bytes:
+            if request.expected_resource_version not in (0, record.resource_version):
+                raise ConflictError(
+                    f"sandbox {record.name!r} changed meanwhile; read it again and repeat",
+                    facts={"recovery": "REFRESH_STATE", "current_resource_version": str(record.resource_version)},
+                )
+            return (await self._supervision.write_back_policy(record, request)).SerializeToString()
+
+        key = RequestKey(
+            caller=record.id,
+            request_id=requests.request_id(request.request_id),
+            method="UpdateConfig",
+            workspace=record.workspace,
+        )
+        reply = await self._replays.run(key, requests.payload_of(request), work)
+        if reply.replayed:
+            call.reply_metadata.append(REPLAYED_METADATA)
+        return openshell_pb2.UpdateConfigResponse.FromString(reply.body)
 
     async def get_sandbox_provider_environment(
         self, request: openshell_pb2.GetSandboxProviderEnvironmentRequest, call: Call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from google.protobuf.message import Message
 
@@ -16,7 +16,8 @@ from gateway_embedded.errors import (
 )
 from gateway_embedded.events import Change, StreamItem
 from gateway_embedded.lifecycle import SandboxLifecycle
-from gateway_embedded.replays import REPLAYED_METADATA, ReplayGuard
+from gateway_embedded.replays import REPLAYED_METADATA, USERS, ReplayGuard, Work
+from gateway_embedded.request_ledger import RequestKey
 from gateway_embedded.requests import Page
 from gateway_embedded.sandboxes import Phase, PlatformEvent, SandboxRecord
 from gateway_embedded.states import SandboxStates
@@ -34,7 +35,6 @@ PAGE_LIMIT_BYTES = 2 * 1024 * 1024
 _READ_AT_ONCE = 64
 """Records that a listing holds in memory at the same time, beside those that it answers with."""
 
-_Work = Callable[[], Awaitable[bytes]]
 _TERMINAL = (Phase.READY, Phase.ERROR, Phase.COMPLETED, Phase.STOPPED)
 
 
@@ -189,16 +189,13 @@ class UserService:
         method: str,
         workspace: str,
         request: openshell_pb2.CreateSandboxRequest | openshell_pb2.DeleteSandboxRequest,
-        work: _Work,
+        work: Work,
         call: Call,
     ) -> bytes:
-        request_id = requests.request_id(request.request_id)
-        payload = type(request)()
-        payload.CopyFrom(request)  # type: ignore[arg-type]
-        payload.request_id = ""
-        reply = await self._replays.run(
-            method, workspace, request_id, payload.SerializeToString(deterministic=True), work
+        key = RequestKey(
+            caller=USERS, request_id=requests.request_id(request.request_id), method=method, workspace=workspace
         )
+        reply = await self._replays.run(key, requests.payload_of(request), work)
         if reply.replayed:
             call.reply_metadata.append(REPLAYED_METADATA)
         return reply.body

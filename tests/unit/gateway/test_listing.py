@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway_embedded import requests
+from gateway_embedded.database import Database
 from gateway_embedded.errors import InvalidRequestError
 from gateway_embedded.sandboxes import Condition, Launch, Phase, Provisioning, SandboxRecord, SandboxStatus
 from gateway_embedded.store import PagePosition, SandboxStore
@@ -58,8 +59,9 @@ def test_pages_hold_everything_that_matches_once_and_in_order(
     ]
 
     async def read() -> list[str]:
-        store = SandboxStore("sqlite://")
-        await store.open()
+        database = Database("sqlite://")
+        await database.open()
+        store = SandboxStore(database)
         for item in records:
             await store.insert(item, None)
         found: list[str] = []
@@ -74,7 +76,7 @@ def test_pages_hold_everything_that_matches_once_and_in_order(
             found += [item.metadata.name for item in page]
             if not token:
                 break
-        await store.close()
+        await database.close()
         return found
 
     assert asyncio.run(read()) == expected
@@ -85,8 +87,9 @@ async def test_a_page_is_cut_by_all_that_it_carries() -> None:
     large = record(0, 0, {f"{'p' * 250}/k{number}": "v" * 63 for number in range(256)}, "default")
     words = tuple(Condition(type=f"T{number}", status="True", message="m" * 30_000) for number in range(4))
     large = replace(large, annotations={"a": "x" * 32_000}).with_status(conditions=words)
-    store = SandboxStore("sqlite://")
-    await store.open()
+    database = Database("sqlite://")
+    await database.open()
+    store = SandboxStore(database)
     for index in range(40):
         await store.insert(replace(large, id=str(uuid.UUID(int=index + 1)), name=f"s{index}"), None)
     request = pb.ListSandboxesRequest(workspace_scope=WorkspaceSelector(workspace="default"))
@@ -97,7 +100,7 @@ async def test_a_page_is_cut_by_all_that_it_carries() -> None:
         names += [item.metadata.name for item in page]
         if not request.page_token:
             break
-    await store.close()
+    await database.close()
     assert names == [f"s{index}" for index in range(40)]
 
 

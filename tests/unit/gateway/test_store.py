@@ -1,16 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gateway_embedded.background import BackgroundTasks
-from gateway_embedded.errors import ConfigurationError, ConflictError, SandboxExistsError, SandboxNotFoundError
+from gateway_embedded.database import Database
+from gateway_embedded.errors import (
+    ConfigurationError,
+    ConflictError,
+    SandboxExistsError,
+    SandboxNotFoundError,
+    StoreError,
+)
 from gateway_embedded.events import EventHub
 from gateway_embedded.sandboxes import (
     Admission,
@@ -30,7 +38,8 @@ from gateway_embedded.sandboxes import (
 )
 from gateway_embedded.sessions import SessionRegistry
 from gateway_embedded.states import SandboxStates
-from gateway_embedded.store import KEPT_EVENTS, SandboxStore, StoredReply
+from gateway_embedded.store import KEPT_EVENTS, SandboxStore
+from openshell.status import StatusCode
 
 NOW = datetime(2026, 10, 1, 12, 0, 0, 123456, tzinfo=UTC)
 
@@ -75,11 +84,16 @@ def policy(sandbox_id: str, version: int) -> PolicyRevision:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SandboxStore]:
-    opened = SandboxStore(f"sqlite:///{tmp_path / 'state.sqlite3'}")
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    opened = Database(f"sqlite:///{tmp_path / 'state.sqlite3'}")
     await opened.open()
     yield opened
     await opened.close()
+
+
+@pytest.fixture
+def store(database: Database) -> SandboxStore:
+    return SandboxStore(database)
 
 
 async def test_a_record_comes_back_as_it_was_stored(store: SandboxStore, tmp_path: Path) -> None:
@@ -87,9 +101,9 @@ async def test_a_record_comes_back_as_it_was_stored(store: SandboxStore, tmp_pat
     assert stored.resource_version == 1
     assert await store.get(stored.id) == stored
     assert await store.find("default", "alpha") == stored
-    another = SandboxStore(f"sqlite:///{tmp_path / 'state.sqlite3'}")
+    another = Database(f"sqlite:///{tmp_path / 'state.sqlite3'}")
     await another.open()
-    assert await another.get(stored.id) == stored
+    assert await SandboxStore(another).get(stored.id) == stored
     await another.close()
 
 
@@ -183,45 +197,72 @@ async def test_a_loaded_policy_supersedes_older_ones(store: SandboxStore) -> Non
 
 
 async def test_only_the_newest_events_of_a_sandbox_are_kept(store: SandboxStore) -> None:
+    first, second = await store.insert(record(), None), await store.insert(record("beta"), None)
     for number in range(KEPT_EVENTS + 3):
         event = PlatformEvent(source="d", type="Warning", reason=str(number), message="m", metadata={"k": "v"})
-        await store.keep_event("a", event)
-    await store.keep_event("b", PlatformEvent(source="d", type="Warning", reason="b", message="m", event_time=NOW))
+        assert await store.keep_event(first.id, event)
+    last = PlatformEvent(source="d", type="Warning", reason="b", message="m", event_time=NOW)
+    assert await store.keep_event(second.id, last)
     kept = await store.kept_events()
-    assert [event.reason for owner, event in kept if owner == "a"] == [str(n) for n in range(3, KEPT_EVENTS + 3)]
-    assert kept[-1] == ("b", PlatformEvent(source="d", type="Warning", reason="b", message="m", event_time=NOW))
+    assert [event.reason for owner, event in kept if owner == first.id] == [
+        str(number) for number in range(3, KEPT_EVENTS + 3)
+    ]
+    assert kept[-1] == (second.id, last)
 
 
-async def test_replies_are_forgotten_after_their_lifetime(store: SandboxStore) -> None:
-    day = timedelta(hours=24)
-    reply = StoredReply(payload_sha256="p", reply=b"\x01")
-    await store.keep_reply("one", "Create", "default", reply, now=NOW, lifetime=day)
-    assert await store.reply("one", "Create", "default") == reply
-    assert await store.reply("one", "Delete", "default") is None
-    await store.keep_reply("two", "Create", "default", reply, now=NOW + day + timedelta(seconds=1), lifetime=day)
-    assert await store.reply("one", "Create", "default") is None
+async def test_no_event_is_kept_of_a_sandbox_that_is_gone(store: SandboxStore, tmp_path: Path) -> None:
+    stored = await store.insert(record(), None)
+    event = PlatformEvent(source="d", type="Warning", reason="r", message="m")
+    assert await store.keep_event(stored.id, event)
+    await store.remove(stored.id)
+    assert not await store.keep_event(stored.id, event)
+    assert await store.kept_events() == []
+    # Nor is one that an earlier version left.
+    connection = sqlite3.connect(tmp_path / "state.sqlite3")
+    connection.execute("INSERT INTO platform_events (sandbox_id, event) VALUES ('gone', '{}')")
+    connection.commit()
+    connection.close()
+    again = Database(f"sqlite:///{tmp_path / 'state.sqlite3'}")
+    await again.open()
+    assert await SandboxStore(again).kept_events() == []
+    await again.close()
 
 
-async def test_a_setting_is_chosen_once(store: SandboxStore) -> None:
-    assert await store.setting("gateway_id", lambda: "first") == "first"
-    assert await store.setting("gateway_id", lambda: "second") == "first"
+async def test_a_setting_is_chosen_once(database: Database) -> None:
+    assert await database.setting("gateway_id", lambda: "first") == "first"
+    assert await database.setting("gateway_id", lambda: "second") == "first"
+
+
+async def test_a_database_that_fails_says_so_without_the_values(database: Database, store: SandboxStore) -> None:
+    await store.insert(record(), None)
+    await database.run(lambda db: db.exec_driver_sql("DROP TABLE policy_revisions").close())
+    with pytest.raises(StoreError, match="no such table") as caught:
+        await store.add_policy(policy("x", 1))
+    assert (caught.value.status, caught.value.retryable) == (StatusCode.UNAVAILABLE, True)
+    assert "INSERT" not in str(caught.value)
+
+
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").write_bytes(b"not a database" * 100)
+    database = Database(f"sqlite:///{tmp_path / 'other'}")
+    with pytest.raises(StoreError, match="not a database"):
+        await database.open()
+    await database.close()
 
 
 async def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'state.sqlite3'}"
-    store = SandboxStore(url)
-    await store.open()
-    await store.close()
-    import sqlite3
-
+    database = Database(url)
+    await database.open()
+    await database.close()
     connection = sqlite3.connect(tmp_path / "state.sqlite3")
     connection.execute("UPDATE gateway SET value = '999' WHERE key = 'schema_version'")
     connection.commit()
     connection.close()
-    store = SandboxStore(url)
+    database = Database(url)
     with pytest.raises(ConfigurationError, match="999"):
-        await store.open()
-    await store.close()
+        await database.open()
+    await database.close()
 
 
 def test_a_record_does_not_print_its_spec() -> None:

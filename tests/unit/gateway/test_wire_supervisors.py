@@ -10,7 +10,7 @@ import grpc
 import pytest
 from scripted.compute_driver import condition
 from scripted.gateway_bench import WORKSPACE, GatewayBench, condition_of, ready, rest
-from scripted.supervisor import ScriptedSupervisor
+from scripted.supervisor import DEFAULT_POLICY, ScriptedSupervisor
 
 from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
 from openshell.wire.sandbox.v1 import sandbox_pb2
@@ -198,6 +198,21 @@ async def test_a_written_back_policy_gives_its_attempt_more_time(bench: GatewayB
     bench.driver.backend_ready(sandbox.metadata.id)
     await supervisor.connect()
     await bench.until_reason("DependenciesReady")
+
+
+async def test_a_repeated_write_back_is_replayed_to_its_supervisor_only(bench: GatewayBench) -> None:
+    first, second = bench.supervisor(await bench.create("one")), bench.supervisor(await bench.create("two"))
+    request = pb.UpdateConfigRequest(policy=DEFAULT_POLICY, request_id="11111111-1111-4111-8111-111111111111")
+    await first.stub.UpdateConfig(request, metadata=first.metadata)
+    again = first.stub.UpdateConfig(request, metadata=first.metadata)
+    assert (await again).version == 1
+    assert ("openshell-replayed", "true") in [*(await again.initial_metadata())]
+    request.annotations["other"] = "payload"
+    changed = first.stub.UpdateConfig(request, metadata=first.metadata)
+    await refused(changed, grpc.StatusCode.INVALID_ARGUMENT, "another request")
+    theirs = second.stub.UpdateConfig(request, metadata=second.metadata)
+    assert (await theirs).version == 1
+    assert ("openshell-replayed", "true") not in [*(await theirs.initial_metadata())]
 
 
 async def test_policy_reports_that_mean_nothing(bench: GatewayBench) -> None:

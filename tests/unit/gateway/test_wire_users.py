@@ -225,6 +225,22 @@ async def test_a_failed_request_may_be_repeated_under_its_id(bench: GatewayBench
     assert (await bench.create(request_id=rid)).metadata.name == "alpha"
 
 
+async def test_a_request_that_a_stopped_gateway_began_is_not_run_again(bench: GatewayBench) -> None:
+    bench.driver.gates["CreateSandbox"] = asyncio.Event()
+    rid = str(uuid.uuid4())
+    creating = asyncio.create_task(bench.create("", request_id=rid))
+    await bench.driver.entered("CreateSandbox")
+    await bench.gateway.stop()
+    await asyncio.gather(creating, return_exceptions=True)
+    bench.driver.gates.clear()
+    await bench.start_gateway()
+    error = await refused(bench.create("", request_id=rid), grpc.StatusCode.ABORTED, "its outcome is not known")
+    details = dict(error.trailing_metadata())["grpc-status-details-bin"]
+    assert isinstance(details, bytes)
+    assert b"REQUEST_OUTCOME_UNCERTAIN" in details
+    assert len(bench.driver.created) == 1
+
+
 async def test_a_client_that_goes_away_does_not_stop_its_create(bench: GatewayBench) -> None:
     gate = bench.driver.gates["CreateSandbox"] = asyncio.Event()
     call = bench.stub.CreateSandbox(
