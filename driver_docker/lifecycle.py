@@ -131,7 +131,8 @@ class Lifecycle:
             if phase is RecordPhase.DELETING:
                 raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} is being deleted")
             if phase is RecordPhase.FAILED:
-                await self._provisioner.clear(sandbox)  # the launch may have been ended before it did so
+                if not sandbox.cleared:
+                    await self._provisioner.clear(sandbox)  # the launch may have been ended before it did so
                 services.publish_snapshot(sandbox)
             elif not sandbox.record.workload_id:
                 # There is nothing yet that a start could use. What cannot be removed now is removed later.

@@ -9,11 +9,21 @@ import grpc
 import pytest
 from scripted import driver_process
 from scripted.compute_gateway import ComputeGateway, launch_authentication, ready
-from scripted.inside import Wrap, ask_delete, check_gone, entry_of, is_stopped, launch_over, recorded, stopped_one
+from scripted.inside import (
+    Wrap,
+    ask_delete,
+    check_gone,
+    entry_of,
+    folder_of,
+    is_stopped,
+    launch_over,
+    recorded,
+    stopped_one,
+)
 from scripted.retained import refusal, start, stop, wait_ready_again
 from scripted.scripted_store import held_saves, refused_saves
 
-from driver_docker.engine import EngineAbsentError, EngineRefusedError, EngineTimeoutError
+from driver_docker.engine import EngineAbsentError, EngineRefusedError, EngineTimeoutError, EngineUnreachableError
 from driver_docker.records import RecordPhase
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
@@ -112,6 +122,53 @@ async def test_a_stop_takes_a_supervisor_along_whose_creation_was_cut_short(benc
             await made.reached.wait()  # it exists, but the driver has not heard its id
             await stop(link, wanted.id)
         assert await is_stopped(bench, link, wanted.id)
+        await ask_delete(driver, wanted.id)
+
+
+async def test_a_stop_of_a_launch_whose_workload_is_gone_tells_its_end(bench: DriverBench) -> None:
+    wrap = Wrap()
+    async with bench.running(wrap=wrap) as (driver, link):
+        wanted = bench.sandbox("never")
+        await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
+        with wrap.engine.hold("exec_command", calls=1) as probing:
+            await probing.reached.wait()
+        wrap.engine.events_held = True  # so that only the stop finds out
+        bench.client.remove_container(entry_of(driver, wanted.id).record.workload_id, force=True)
+        code, _ = await refusal(link.stub.StopSandbox(pb.StopSandboxRequest(sandbox_id=wanted.id)))
+        assert code is grpc.StatusCode.NOT_FOUND
+        observed = await link.wait_reason(wanted.id, "ContainerExited")
+        assert "removed" in ready(observed).message
+        wrap.engine.release_events()
+        await ask_delete(driver, wanted.id)
+
+
+async def test_what_is_left_of_a_failed_launch_is_removed_at_a_look_though_no_container_is(bench: DriverBench) -> None:
+    wrap = Wrap()
+    async with bench.running(wrap=wrap, resync_interval_seconds=1) as (driver, link):
+        wanted = bench.sandbox("exit-9.x")
+        with wrap.engine.failing("list_volumes", EngineTimeoutError("too busy"), calls=1):
+            await bench.launch(link, wanted)
+            sandbox = entry_of(driver, wanted.id)
+            await launch_over(sandbox)
+        assert len(bench.sandbox_left_over(wanted.id)) == 2, "its volumes"
+        with wrap.engine.hold("list_volumes", calls=1) as look:
+            await look.reached.wait()
+        async with sandbox.lock:
+            assert bench.sandbox_left_over(wanted.id) == []
+            assert not (folder_of(bench, wanted.id) / "supervisor-auth.json").exists()
+        await ask_delete(driver, wanted.id)
+
+
+async def test_asking_again_for_a_start_that_an_outage_has_cut_goes_on_with_it(bench: DriverBench) -> None:
+    wrap = Wrap()
+    async with bench.running(wrap=wrap) as (driver, link):
+        wanted = await stopped_one(bench, link)
+        seen, launch = len(link.events), launch_authentication(generation="g-2")
+        with wrap.engine.failing("put_archive", EngineUnreachableError("away"), calls=1):
+            await start(link, wanted.id, "g-2", launch)
+            await launch_over(entry_of(driver, wanted.id))
+        await start(link, wanted.id, "g-2", launch)
+        await wait_ready_again(link, wanted.id, seen)
         await ask_delete(driver, wanted.id)
 
 
