@@ -30,16 +30,13 @@ class FileLock:
     """An exclusive lock on a file, held until `release` or the end of the process, whichever comes first."""
 
     def __init__(self, file: Path, *, held_by: str) -> None:
-        try:
-            self._descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            raise ConfigurationError(f"lock file {file} cannot be opened: {error.strerror}") from error
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise ConfigurationError(held_by) from error
         self._file = file
+        descriptor = _locked(file, held_by)
+        while not _is_at(descriptor, file):
+            # Who held it removed it between our opening and our lock: a third would lock a file that we do not see.
+            os.close(descriptor)
+            descriptor = _locked(file, held_by)
+        self._descriptor = descriptor
 
     def release(self, *, remove: bool = True) -> None:
         """Give the lock up, and remove its file while it is still held."""
@@ -47,6 +44,26 @@ class FileLock:
             with contextlib.suppress(OSError):
                 self._file.unlink()
         os.close(self._descriptor)
+
+
+def _locked(file: Path, held_by: str) -> int:
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise ConfigurationError(f"lock file {file} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        raise ConfigurationError(held_by) from error
+    return descriptor
+
+
+def _is_at(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.lstat())
+    except FileNotFoundError:
+        return False
 
 
 class BindSocket:

@@ -69,6 +69,8 @@ _STOP_MARGIN_SECONDS = 15.0
 _PULL_SILENCE_SECONDS = 600.0
 """Long: layers wait in the engine's queue, silently, while those of other pulls are on their way."""
 _MAX_CONNECTIONS = 32
+_MAX_COMMANDS = 32
+"""Commands in containers that are waited for at a time; a launch that waits for its supervisor runs one."""
 _LOG_READ_LIMIT_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
 
@@ -82,6 +84,8 @@ class DockerEngine:
         self._base = f"{client.base_url}/v{info.api_version}"
         self._short = WorkerPool("engine", max_threads=16)
         self._long = WorkerPool("engine-wait", max_threads=8)
+        # Apart from the others: a probe may wait ten seconds by itself, and no stop or removal may wait for that.
+        self._commands = WorkerPool("engine-exec", max_threads=_MAX_COMMANDS)
         self._pulls = WorkerPool("engine-pull", max_threads=32)
         self._streams: set[DockerEventStream] = set()
         self._closed = False
@@ -342,7 +346,7 @@ class DockerEngine:
             f"/exec/{made}/start",
             body={"Detach": False, "Tty": False},
             what=what,
-            pool=self._long,
+            pool=self._commands,
             timeout_seconds=timeout_seconds,
         )
         outcome = await self._json("GET", f"/exec/{made}/json", what=what)
@@ -405,9 +409,8 @@ class DockerEngine:
         for stream in tuple(self._streams):
             await stream.close()
         closed = EngineUnreachableError("the connection to the engine was closed")
-        self._short.close(abandoned=closed)
-        self._long.close(abandoned=closed)
-        self._pulls.close(abandoned=closed)
+        for pool in (self._short, self._long, self._commands, self._pulls):
+            pool.close(abandoned=closed)
         self._client.close()
         for close in self._close_with:
             await close()

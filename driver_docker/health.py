@@ -10,12 +10,14 @@ seldom needs a second one. Upstream's answers at once in any case; it is repeate
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.engine import (
     ContainerStatus,
     EngineAbsentError,
     EngineConflictError,
+    EngineError,
     EngineRefusedError,
     EngineTimeoutError,
 )
@@ -58,8 +60,8 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
         sandbox: The sandbox whose supervisor was started.
 
     Returns:
-        False when workload or supervisor ended before they were ever healthy, as the engine's events or a look after a
-        refused probe tell.
+        False when workload or supervisor ended before they were ever healthy, as the engine's events tell, or a look
+        after a refused probe or a wake-up: an event may have been lost, and a supervisor may outlive its workload.
 
     Raises:
         EngineUnreachableError: The engine cannot be asked.
@@ -67,7 +69,7 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
     if has_ended(sandbox):
         return False
     probing = asyncio.create_task(_probe_until_healthy(engine, sandbox.record.supervisor_id), name="health probe")
-    ending = asyncio.create_task(_wait_until_ended(sandbox), name="end before health")
+    ending = asyncio.create_task(_wait_until_ended(engine, sandbox), name="end before health")
     try:
         await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
         # A probe that succeeded counts even if the end was seen with it: what ended after that had been ready.
@@ -101,9 +103,13 @@ async def _probe_until_healthy(engine: Engine, supervisor: str) -> bool:
         await asyncio.sleep(pause_after(probe_seconds=now - asked, waited_seconds=now - begun))
 
 
-async def _wait_until_ended(sandbox: Sandbox) -> None:
+async def _wait_until_ended(engine: Engine, sandbox: Sandbox) -> None:
+    """Return when either container has ended: an event told it, or the workload was found so after a wake-up."""
     while not has_ended(sandbox):
         await sandbox.moved.wait()
+        with contextlib.suppress(EngineError):  # the probe says what becomes of an engine that does not answer
+            if not has_ended(sandbox) and await _is_over(engine, sandbox.record.workload_id):
+                return
 
 
 async def _is_over(engine: Engine, container: str) -> bool:

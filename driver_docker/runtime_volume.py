@@ -141,8 +141,16 @@ class RuntimeVolumes:
                 f"sandbox runtime image {reference} holds neither {RUNTIME_ENTRY} nor {_STANDALONE_BINARY}; "
                 "set sandbox_runtime_image to an image that does"
             ) from None
-        binary = read_single_file(tar)
-        if binary is None:
+        # Hundreds of megabytes may be copied here, more than once, and every RPC would wait.
+        packed = await asyncio.to_thread(_repacked, tar)
+        if packed is None:
             raise RuntimeVolumeError(f"{_STANDALONE_BINARY} of sandbox runtime image {reference} is not a file")
-        entry = StagedEntry(path="openshell-sandbox", mode=0o555, content=binary)
-        await self._engine.put_archive(container, RUNTIME_DIR, build_tar((entry,)))
+        await self._engine.put_archive(container, RUNTIME_DIR, packed)
+
+
+def _repacked(tar: bytes) -> bytes | None:
+    """The archive of the binary at its place, from the archive of the binary where the image has it."""
+    binary = read_single_file(tar)
+    if binary is None:
+        return None
+    return build_tar((StagedEntry(path="openshell-sandbox", mode=0o555, content=binary),))

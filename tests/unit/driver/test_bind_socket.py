@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from driver_docker.bind_socket import BindSocket, check_path
+from driver_docker.bind_socket import BindSocket, FileLock, check_path
 from driver_docker.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -88,3 +89,39 @@ def test_a_stale_socket_is_replaced_and_a_live_or_strange_one_is_not(folder: Pat
         BindSocket(path)
     assert path.read_text() == "a file of somebody"
     assert not path.with_name("d.sock.lock").exists()
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "lock"
+    first = FileLock(file, held_by="first")
+    real = fcntl.flock
+
+    def end_of_the_first(descriptor: int, how: int) -> None:
+        monkeypatch.setattr("fcntl.flock", real)
+        first.release()  # after the second has opened the file
+        real(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", end_of_the_first)
+    second = FileLock(file, held_by="nobody")
+    with pytest.raises(ConfigurationError, match="second"):
+        FileLock(file, held_by="second")
+    second.release()
+    assert not file.exists()
+
+
+def test_a_lock_that_a_third_took_meanwhile_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = folder / "lock"
+    first = FileLock(file, held_by="first")
+    real, thirds = fcntl.flock, []
+
+    def end_of_the_first(descriptor: int, how: int) -> None:
+        monkeypatch.setattr("fcntl.flock", real)
+        first.release()
+        thirds.append(FileLock(file, held_by="nobody"))
+        real(descriptor, how)
+
+    monkeypatch.setattr("fcntl.flock", end_of_the_first)
+    with pytest.raises(ConfigurationError, match="the third"):
+        FileLock(file, held_by="the third")
+    assert file.exists()
+    thirds[0].release()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -91,3 +93,35 @@ async def test_lists_of_an_engine_that_has_nothing_are_empty(engine_of: Callable
     assert await engine_of([]).list_containers({}) == ()
     assert await engine_of({"Volumes": None}).list_volumes({}) == ()
     assert await engine_of({"Volumes": []}).list_volumes({}) == ()
+
+
+class HeldClient(Client):
+    """Commands do not end before they are let; everything else is answered at once."""
+
+    def __init__(self) -> None:
+        super().__init__({"Id": "e"})
+        self.held = threading.Semaphore(0)
+        self.go_on = threading.Event()
+
+    def request(self, *what: object, **_: object) -> requests.Response:
+        if what[0] == "POST" and "/exec/" in str(what[1]):
+            self.held.release()
+            self.go_on.wait(20)
+        return super().request()
+
+
+async def test_a_stop_does_not_wait_for_commands_that_wait() -> None:
+    client = HeldClient()
+    engine = DockerEngine(cast("Any", client), INFO)
+    probes = [asyncio.create_task(engine.exec_command("c", ("wait",), timeout_seconds=10)) for _ in range(20)]
+    try:
+        for _ in range(10):
+            await asyncio.to_thread(client.held.acquire)
+        async with asyncio.timeout(10):
+            await engine.stop_container("c", grace_seconds=1)
+            await engine.remove_container("c")
+        assert not any(probe.done() for probe in probes)
+    finally:
+        client.go_on.set()
+        await asyncio.gather(*probes)
+        await engine.close()

@@ -55,9 +55,11 @@ class ProbedEngine:
 
 
 class WaitingEngine:
-    """Its first probe waits for the test's answer."""
+    """Its first probe waits for the test's answer; its workload is as the test says."""
 
     def __init__(self) -> None:
+        self.workload: ContainerStatus | Exception = ContainerStatus.RUNNING
+        self.inspected = asyncio.Event()
         self.asked = asyncio.Event()
         self.asked_times = 0
         self.answer: asyncio.Future[ExecResult] = asyncio.get_running_loop().create_future()
@@ -66,6 +68,13 @@ class WaitingEngine:
         self.asked.set()
         self.asked_times += 1
         return await self.answer
+
+    async def inspect_container(self, container: str) -> Facts:
+        self.inspected.set()
+        assert container == "workload"
+        if isinstance(self.workload, Exception):
+            raise self.workload
+        return Facts(self.workload)
 
 
 REAL_PAUSE_AFTER = health.pause_after
@@ -143,6 +152,34 @@ async def test_an_end_is_not_waited_for_by_a_probe_that_waits(container: str, no
     ended.add_event(EngineEvent(kind="container", action="die", object_id=container, attributes={}, time=NOW))
     assert await waiting is False
     assert engine.asked_times == 1
+
+
+@pytest.mark.parametrize("found", [ContainerStatus.EXITED, ContainerStatus.DEAD, EngineAbsentError("gone")])
+async def test_a_workload_whose_end_no_event_told_is_found_at_the_next_look(
+    found: ContainerStatus | Exception, no_leaks: None
+) -> None:
+    launching = sandbox()
+    engine = WaitingEngine()
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), launching))
+    await engine.asked.wait()
+    engine.workload = found
+    launching.notify()  # as every look at all sandboxes does
+    assert await waiting is False
+
+
+@pytest.mark.parametrize("found", [ContainerStatus.RUNNING, EngineUnreachableError("down"), EngineRefusedError("no")])
+async def test_a_look_that_finds_no_end_does_not_end_the_wait(
+    found: ContainerStatus | Exception, no_leaks: None
+) -> None:
+    launching = sandbox()
+    engine = WaitingEngine()
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), launching))
+    await engine.asked.wait()
+    engine.workload = found
+    launching.notify()
+    await engine.inspected.wait()
+    engine.answer.set_result(GOOD)
+    assert await waiting is True
 
 
 async def test_what_was_healthy_before_it_ended_has_been_ready(no_leaks: None) -> None:
