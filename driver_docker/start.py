@@ -78,8 +78,13 @@ class Starter:
             self._check_present(sandbox)
             if sandbox.record.phase in LAUNCHING:
                 self._check_under_way(sandbox, generation)
-                self.resume(sandbox)
-                return
+                if launch is None or not await self._supersedes(sandbox, launch):
+                    self.resume(sandbox)
+                    return
+                await end_launch(sandbox)
+                if sandbox.record.phase is RecordPhase.STARTING:
+                    await self._go_on_with(sandbox, launch)
+                    return
             await end_launch(sandbox)  # one that is being concluded, so that it does not act beside the next
             record = sandbox.record
             facts = await self._relauncher.look_at_workload(sandbox)
@@ -126,18 +131,29 @@ class Starter:
                 f"sandbox {sandbox.sandbox_id} runs as generation {record.start_generation}; stop it before it is "
                 f"started as {generation}"
             )
+        # A pause is an operator's, and no supervisor could attach in it.
+        paused = facts.status is ContainerStatus.PAUSED
+        replaces = launch is not None and not paused and await self._replaces(sandbox, launch)
         if generation and not record.start_generation:
             sandbox.record = record.changed(record.changed_at, start_generation=generation)
             await self._services.save(sandbox)
         sandbox.workload = facts
-        if launch is None or facts.status is ContainerStatus.PAUSED:
-            # A pause is an operator's, and no supervisor could attach in it.
+        if launch is None or not replaces:
             self._services.publish_snapshot(sandbox)
             return
+        await self._relauncher.refresh_credentials(sandbox, launch)
+        await self._accept(sandbox, generation)
+
+    async def _replaces(self, sandbox: Sandbox, launch: LaunchAuthentication) -> bool:
+        """Whether a supervisor with these credentials is to replace the one of a running workload.
+
+        A workload lets only credentials of a newer epoch take over (isolation contract 3.6 and 3.7). One that works is
+        not given up for others.
+
+        Raises:
+            PreconditionError: They are older, or of another session or generation.
+        """
         committed = await self._relauncher.read_committed(sandbox)
-        if committed.documents.auth_bundle == launch.supervisor_json:
-            self._services.publish_snapshot(sandbox)
-            return
         bundle = launch.supervisor
         if (bundle.session_id, bundle.runtime_generation) != (committed.session_id, committed.generation):
             raise PreconditionError(
@@ -145,8 +161,27 @@ class Starter:
                 f"running workload of sandbox {sandbox.sandbox_id}, of generation {committed.generation}; stop the "
                 "sandbox first"
             )
-        await self._relauncher.refresh_credentials(sandbox, launch)
-        await self._accept(sandbox, generation)
+        if bundle.auth_epoch < committed.auth.auth_epoch:
+            raise PreconditionError(
+                f"launch_authentication is of epoch {bundle.auth_epoch}, but sandbox {sandbox.sandbox_id} runs with "
+                f"epoch {committed.auth.auth_epoch} already; start it with newer credentials"
+            )
+        return bundle.auth_epoch > committed.auth.auth_epoch
+
+    async def _supersedes(self, sandbox: Sandbox, launch: LaunchAuthentication) -> bool:
+        """Whether these are newer credentials of the session that a start under way is about."""
+        if sandbox.record.phase is not RecordPhase.STARTING:
+            return False
+        try:
+            return await self._replaces(sandbox, launch)
+        except PreconditionError:
+            return False  # the start goes on as it was accepted
+
+    async def _go_on_with(self, sandbox: Sandbox, launch: LaunchAuthentication) -> None:
+        try:
+            await self._relauncher.refresh_credentials(sandbox, launch)
+        finally:
+            self.resume(sandbox)
 
     async def _start_ended(
         self, sandbox: Sandbox, generation: str, launch: LaunchAuthentication | None, facts: ContainerFacts
