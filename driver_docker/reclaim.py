@@ -95,11 +95,11 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
     sandbox = services.table.add(record)
     if record.phase is RecordPhase.DELETING:
         removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)
-        if await _tolerant(services, record.sandbox_id, removal):
-            await services.remove_record(record.sandbox_id)
-            services.table.discard(sandbox)
+        if await _tolerant(services, record.sandbox_id, removal) and await _tolerant(
+            services, f"state folder {record.sandbox_id}", services.remove_record(record.sandbox_id)
+        ):
             services.log_of(sandbox).info("interrupted deletion finished")
-        return
+        return  # or else each look tries again
     if record.phase is RecordPhase.PROVISIONING:
         failure = Failure(reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now())
         sandbox.record = record.changed(
@@ -113,8 +113,13 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         return
     try:
         sandbox.workload = await services.engine.inspect_container(record.workload_id)
+    except EngineUnreachableError:
+        raise
     except EngineAbsentError:
         services.log_of(sandbox).warning("workload container is gone")
+    except EngineError as error:
+        # Of this one nothing is known yet; the first look asks again.
+        services.log_of(sandbox).warning("workload container could not be looked at", error=error.message)
     await _miss_supervisor(services, sandbox)
     sandbox.secrets = await services.disk.run(lambda: _secrets(services, record.sandbox_id))
     services.log_of(sandbox).info("sandbox adopted", phase=record.phase.value)
@@ -130,8 +135,13 @@ async def _miss_supervisor(services: Services, sandbox: Sandbox) -> None:
     if record.supervisor_id:
         try:
             await services.engine.inspect_container(record.supervisor_id)
+        except EngineUnreachableError:
+            raise
         except EngineAbsentError:
             services.log_of(sandbox).warning("supervisor is gone; it is made again")
+        except EngineError as error:
+            services.log_of(sandbox).warning("supervisor could not be looked at", error=error.message)
+            return
         else:
             return  # running, or ended with evidence of why
     sandbox.record = record.changed(now(), phase=RecordPhase.STARTING, supervisor_id="")

@@ -229,7 +229,11 @@ class RecordStore:
                 raise RecordError(f"{name} of sandbox {sandbox_id} cannot be removed: {error.strerror}") from error
 
     def read_file(self, sandbox_id: str, name: str) -> bytes | None:
-        """One launch file, or `None` when it was not written."""
+        """One file of a sandbox, or `None` when it was not written.
+
+        Raises:
+            RecordError: It is there and cannot be read.
+        """
         try:
             return (self._folder(sandbox_id) / name).read_bytes()
         except FileNotFoundError:
@@ -241,7 +245,7 @@ class RecordStore:
         """Append one verdict with its raw tail; the oldest beyond the limit is dropped.
 
         Raises:
-            RecordError: The disk refused.
+            RecordError: The disk refused; the former ones are as they were.
         """
         exits = [
             *self.exits(sandbox_id),
@@ -250,10 +254,15 @@ class RecordStore:
         self._put(sandbox_id, {EXITS_FILE: json.dumps(exits[-MAX_EXITS:], indent=1).encode()}, durable=True)
 
     def exits(self, sandbox_id: str) -> list[dict[str, Any]]:
-        """The verdicts of a sandbox, oldest first."""
+        """The verdicts of a sandbox, oldest first; none of a file that is damaged.
+
+        Raises:
+            RecordError: They are there and cannot be read now.
+        """
+        data = self.read_file(sandbox_id, EXITS_FILE)
         try:
-            found = json.loads((self._folder(sandbox_id) / EXITS_FILE).read_bytes())
-        except (OSError, ValueError):
+            found = json.loads(data) if data is not None else []
+        except (ValueError, RecursionError):
             return []
         return found if isinstance(found, list) else []
 

@@ -164,7 +164,7 @@ async def test_a_workload_whose_end_no_event_told_is_found_at_the_next_look(
     await engine.asked.wait()
     engine.workload = found
     launching.notify()  # as every look at all sandboxes does
-    assert await waiting is False
+    assert await asyncio.wait_for(waiting, 10) is False
 
 
 @pytest.mark.parametrize("found", [ContainerStatus.RUNNING, EngineUnreachableError("down"), EngineRefusedError("no")])
@@ -177,7 +177,7 @@ async def test_a_look_that_finds_no_end_does_not_end_the_wait(
     await engine.asked.wait()
     engine.workload = found
     launching.notify()
-    await engine.inspected.wait()
+    await asyncio.wait_for(engine.inspected.wait(), 10)
     engine.answer.set_result(GOOD)
     assert await waiting is True
 

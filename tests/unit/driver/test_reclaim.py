@@ -137,3 +137,44 @@ async def test_what_is_left_of_a_failed_launch_is_not_taken_for_cleared(driver: 
     await reclaim(services)
     (sandbox,) = services.table
     assert not sandbox.cleared
+
+
+async def test_a_deletion_that_the_disk_refuses_is_left_to_a_look(
+    driver: MemoryDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services = driver.services
+    services.store.save(record(phase=RecordPhase.DELETING))
+    driver.hold(WORKLOAD)
+
+    def refuse(_folder: Any) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    with monkeypatch.context() as busy:
+        busy.setattr("shutil.rmtree", refuse)
+        await reclaim(services)
+    assert driver.engine.containers == {}
+    assert [sandbox.record.phase for sandbox in services.table] == [RecordPhase.DELETING]
+    await driver.observer().look_at_all()
+    await driver.settle()
+    assert len(services.table) == 0
+    assert not (services.store.directory / "sb").exists()
+
+
+@pytest.mark.parametrize("container", [WORKLOAD, SUPERVISOR])
+async def test_a_container_that_cannot_be_looked_at_keeps_no_driver_from_coming_up(
+    driver: MemoryDriver, container: str
+) -> None:
+    services = driver.services
+    services.store.save(record())
+    for name in (WORKLOAD, SUPERVISOR):
+        driver.hold(name)
+    driver.engine.refuse = lambda call, about: (
+        EngineRefusedError("driver failed") if (call, about) == ("inspect_container", container) else None
+    )
+    await reclaim(services)
+    assert [sandbox.record for sandbox in services.table] == [record()]
+    driver.engine.refuse = lambda *_: None
+    await driver.observer().look_at_all()
+    (sandbox,) = services.table
+    assert sandbox.workload is not None
+    assert sandbox.record.failure is None

@@ -179,6 +179,19 @@ def test_the_last_verdicts_are_kept(store: RecordStore) -> None:
     assert store.exits("sb-2") == []
 
 
+def test_verdicts_that_cannot_be_read_now_are_not_replaced(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add_exit("sb-1", verdict={}, message="first", tail="", at=AT)
+
+    def fail(_: Path) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("pathlib.Path.read_bytes", fail)
+        with pytest.raises(RecordError, match="Input/output error"):
+            store.add_exit("sb-1", verdict={}, message="second", tail="", at=AT)
+    assert [entry["message"] for entry in store.exits("sb-1")] == ["first"]
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RecordError, match="file"):
