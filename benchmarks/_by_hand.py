@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from driver_docker.documents import build_documents
-from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.staging import (
     SUPERVISOR_ARCHIVE_ROOT,
     WORKLOAD_ARCHIVE_ROOT,

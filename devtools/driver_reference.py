@@ -18,17 +18,17 @@ from driver_docker.cli import main as command_line
 from driver_docker.cli_options import flag_of
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config, variables_of
-from driver_docker.engine import (
+from driver_docker.engine import EngineError
+from driver_docker.engine_docker import DockerEngine
+from driver_docker.engine_objects import (
     ContainerFacts,
     ContainerSpec,
     ContainerStatus,
-    EngineError,
     EngineInfo,
     HealthStatus,
     ImageFacts,
     VolumeSpec,
 )
-from driver_docker.engine_docker import DockerEngine
 from driver_docker.engine_wire import container_body
 from driver_docker.events import ConditionStatus
 from driver_docker.image_reference import parse_reference

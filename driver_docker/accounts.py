@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakValueDictionary
 
 from driver_docker.concurrency import together
-from driver_docker.engine import ContainerSpec, EngineAbsentError, EngineError, EngineRefusedError
+from driver_docker.engine import EngineAbsentError, EngineError, EngineRefusedError
+from driver_docker.engine_objects import ContainerSpec
 from driver_docker.identity import MAX_ACCOUNTS_BYTES, Accounts, IdentityError, parse_group, parse_passwd
 from driver_docker.staging import read_single_file
 

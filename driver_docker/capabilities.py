@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from driver_docker.config import ResourceAdmission
-    from driver_docker.engine import EngineInfo
+    from driver_docker.engine_objects import EngineInfo
 
 PROTOCOL_MAJOR: Final = 1
 PROTOCOL_MINOR: Final = 0

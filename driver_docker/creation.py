@@ -13,7 +13,8 @@ from driver_docker.teardown import remove_container
 from driver_docker.verdict import Reason
 
 if TYPE_CHECKING:
-    from driver_docker.engine import ContainerSpec, Engine, VolumeSpec
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerSpec, VolumeSpec
     from driver_docker.labels import Owner
 
 _NAME_ATTEMPTS: Final = 20

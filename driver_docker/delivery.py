@@ -17,7 +17,7 @@ from driver_docker.verdict import Reason
 if TYPE_CHECKING:
     from driver_docker.creation import Creator
     from driver_docker.documents import LaunchDocuments
-    from driver_docker.engine import ContainerSpec
+    from driver_docker.engine_objects import ContainerSpec
     from driver_docker.isolation_backends import Delegation
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services

@@ -24,7 +24,7 @@ from openshell.isolation.documents import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from driver_docker.engine import ContainerFacts
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.isolation_backends import Delegation
     from openshell.isolation.documents import LaunchAuthentication, WorkloadIdentity
     from openshell.isolation.tls import SessionTls

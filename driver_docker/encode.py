@@ -22,7 +22,7 @@ from openshell.wire.extension.v1 import extension_pb2
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import EngineInfo
+    from driver_docker.engine_objects import EngineInfo
 
 
 DISTRIBUTION: Final = "openshell-docker"

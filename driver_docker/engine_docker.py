@@ -15,24 +15,26 @@ import docker
 import docker.tls
 
 from driver_docker.engine import (
-    ContainerFacts,
-    ContainerRow,
-    ContainerSpec,
     EngineAbsentError,
     EngineError,
     EngineIncompatibleError,
-    EngineInfo,
     EngineRefusedError,
     EngineUnreachableError,
     EventStream,
+)
+from driver_docker.engine_events import DockerEventStream
+from driver_docker.engine_host import HostFacts, host_facts
+from driver_docker.engine_http import checked, decoded, guarded, shaped
+from driver_docker.engine_objects import (
+    ContainerFacts,
+    ContainerRow,
+    ContainerSpec,
+    EngineInfo,
     ExecResult,
     ImageFacts,
     VolumeFacts,
     VolumeSpec,
 )
-from driver_docker.engine_events import DockerEventStream
-from driver_docker.engine_host import HostFacts, host_facts
-from driver_docker.engine_http import checked, decoded, guarded, shaped
 from driver_docker.engine_pull import ImagePull
 from driver_docker.engine_session import EngineSession
 from driver_docker.engine_wire import (
@@ -56,7 +58,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from driver_docker.engine import PullProgress
+    from driver_docker.engine_objects import PullProgress
     from driver_docker.engine_tls import EngineTls
     from driver_docker.image_reference import ImageReference
     from driver_docker.registry_credentials import RegistryCredentials

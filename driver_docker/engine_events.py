@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import urllib3
 
-from driver_docker.engine import EngineEvent, EngineUnreachableError
+from driver_docker.engine import EngineUnreachableError
 from driver_docker.engine_http import shaped
+from driver_docker.engine_objects import EngineEvent
 from driver_docker.engine_wire import engine_event
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import urllib3
 
-from driver_docker.engine import EngineError, EngineRefusedError, EngineUnreachableError, PullProgress
+from driver_docker.engine import EngineError, EngineRefusedError, EngineUnreachableError
 from driver_docker.engine_http import guarded
+from driver_docker.engine_objects import PullProgress
 from driver_docker.errors import public_text
 
 if TYPE_CHECKING:

@@ -8,14 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from driver_docker.engine import (
+from driver_docker.engine import EngineError, EngineIncompatibleError
+from driver_docker.engine_objects import (
     ContainerFacts,
     ContainerRow,
     ContainerSpec,
     ContainerStatus,
-    EngineError,
     EngineEvent,
-    EngineIncompatibleError,
     EngineInfo,
     HealthStatus,
     ImageFacts,

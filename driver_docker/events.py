@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from driver_docker.engine import PullProgress
+    from driver_docker.engine_objects import PullProgress
     from openshell.verdicts import Verdict
 
 EVENT_SOURCE: Final = "docker"

@@ -14,8 +14,8 @@ from driver_docker.revisions import Component, gateway_revision, image_revision
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import EngineInfo, ImageFacts
     from driver_docker.engine_host import HostFacts
+    from driver_docker.engine_objects import EngineInfo, ImageFacts
 
 COMPONENT_LABEL: Final = "openshell.ai/component"
 VERSION_LABEL: Final = "org.opencontainers.image.version"

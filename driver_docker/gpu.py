@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from driver_docker.errors import InvalidRequestError, PreconditionError
 
 if TYPE_CHECKING:
-    from driver_docker.engine import EngineInfo
+    from driver_docker.engine_objects import EngineInfo
 
 GPU_PREFIX: Final = "nvidia.com/gpu="
 ALL_GPUS: Final = f"{GPU_PREFIX}all"

@@ -14,13 +14,13 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.engine import (
-    ContainerStatus,
     EngineAbsentError,
     EngineConflictError,
     EngineError,
     EngineRefusedError,
     EngineTimeoutError,
 )
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.plan import HEALTH_COMMAND
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from driver_docker.pull_progress import ProgressPacer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver_docker.engine import Engine, ImageFacts, PullProgress
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ImageFacts, PullProgress
     from driver_docker.registry_credentials import RegistryLogins
 
 

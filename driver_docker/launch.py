@@ -41,7 +41,7 @@ from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.documents import LaunchDocuments
-    from driver_docker.engine import ContainerFacts, ImageFacts
+    from driver_docker.engine_objects import ContainerFacts, ImageFacts
     from driver_docker.isolation_backends import Delegation
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandboxes import Sandbox

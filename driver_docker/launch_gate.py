@@ -20,7 +20,8 @@ from driver_docker.revisions import Component, gateway_revision, image_revision
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import Engine, ImageFacts
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ImageFacts
     from driver_docker.handshake import Handshake
     from driver_docker.records import SandboxRecord
     from driver_docker.revisions import Revision

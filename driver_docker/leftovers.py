@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import ContainerRow, Engine, VolumeFacts
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerRow, VolumeFacts
     from driver_docker.records import RecordStore, SandboxRecord, StoredRecords, UnreadableRecord
 
 GRACE_SECONDS: Final = 60.0

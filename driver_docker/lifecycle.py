@@ -30,7 +30,7 @@ from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.concurrency import Background
-    from driver_docker.engine import ContainerStatus
+    from driver_docker.engine_objects import ContainerStatus
     from driver_docker.events import Snapshot
     from driver_docker.exits import Exits
     from driver_docker.launch import Launcher

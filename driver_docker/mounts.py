@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.engine import TmpfsMount, VolumeMount
+from driver_docker.engine_objects import TmpfsMount, VolumeMount
 from driver_docker.errors import InvalidRequestError, PreconditionError, ProvisioningError
 from driver_docker.workspace import CHANNEL_DIR, CONTROL_ROOTS, overlaps
 from openshell.status import StatusCode

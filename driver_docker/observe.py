@@ -17,7 +17,8 @@ from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.concurrency import Background
-    from driver_docker.engine import ContainerRow, EngineEvent, EventStream
+    from driver_docker.engine import EventStream
+    from driver_docker.engine_objects import ContainerRow, EngineEvent
     from driver_docker.exits import Exits
     from driver_docker.lifecycle import Lifecycle
     from driver_docker.sandboxes import Sandbox

@@ -12,7 +12,8 @@ from driver_docker.records import RecordPhase
 from driver_docker.snapshots import READY, take_snapshot
 
 if TYPE_CHECKING:
-    from driver_docker.engine import ContainerFacts, Engine
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.events import Condition
     from driver_docker.records import RecordStore, SandboxRecord, UnreadableRecord
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import isolation_backends, labels, mounts, names, upstream_proxy
 from driver_docker.config import Staging
-from driver_docker.engine import ContainerSpec, TmpfsMount, VolumeMount, VolumeSpec
+from driver_docker.engine_objects import ContainerSpec, TmpfsMount, VolumeMount, VolumeSpec
 from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import ImageFacts
+    from driver_docker.engine_objects import ImageFacts
     from driver_docker.requests import LaunchRequest
     from openshell.isolation.documents import WorkloadIdentity
 

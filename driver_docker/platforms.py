@@ -8,7 +8,7 @@ from driver_docker.errors import ProvisioningError
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
-    from driver_docker.engine import EngineInfo, ImageFacts
+    from driver_docker.engine_objects import EngineInfo, ImageFacts
 
 _SPELLINGS: Final = {
     "x86_64": "amd64",

@@ -13,7 +13,7 @@ from driver_docker.verdict import ExitEvidence, judge
 from openshell.verdicts import Component, Stage
 
 if TYPE_CHECKING:
-    from driver_docker.engine import ContainerFacts
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
     from openshell.verdicts import LastWords, Verdict

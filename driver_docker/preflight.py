@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import ImageFacts
     from driver_docker.engine_docker import DockerEngine
     from driver_docker.engine_host import HostFacts
+    from driver_docker.engine_objects import ImageFacts
 
 _LISTEN_SECONDS: Final = 2.0
 _LANDLOCK_CREATE_RULESET: Final = 444

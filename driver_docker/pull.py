@@ -16,7 +16,8 @@ from openshell.status import StatusCode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver_docker.engine import Engine, PullProgress
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import PullProgress
     from driver_docker.image_reference import ImageReference
     from driver_docker.registry_credentials import RegistryCredentials, RegistryLogins
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from driver_docker.engine import PullProgress
+    from driver_docker.engine_objects import PullProgress
 
 INTERVAL_SECONDS: Final = 0.1
 """The shortest time between two events of one pull."""

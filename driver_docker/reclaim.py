@@ -22,7 +22,7 @@ from openshell.isolation.documents import AuthBundle, DocumentError
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from driver_docker.engine import ContainerRow
+    from driver_docker.engine_objects import ContainerRow
     from driver_docker.records import SandboxRecord, StoredRecords
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services

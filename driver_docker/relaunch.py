@@ -24,7 +24,7 @@ from openshell.isolation.documents import DocumentError
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
-    from driver_docker.engine import ContainerFacts, ContainerSpec
+    from driver_docker.engine_objects import ContainerFacts, ContainerSpec
     from driver_docker.launch import Launcher
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services

@@ -24,7 +24,8 @@ from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import ContainerFacts, Engine
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.requests import LaunchRequest
 
 

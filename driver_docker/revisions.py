@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from driver_docker.capabilities import Peer
-    from driver_docker.engine import ImageFacts
+    from driver_docker.engine_objects import ImageFacts
 
 VERSION_LABEL: Final = "org.opencontainers.image.version"
 BASE_NAME_LABEL: Final = "org.opencontainers.image.ref.name"

@@ -11,21 +11,16 @@ import contextlib
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels, names
-from driver_docker.engine import (
-    ContainerSpec,
-    EngineAbsentError,
-    EngineConflictError,
-    EngineError,
-    VolumeMount,
-    VolumeSpec,
-)
+from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError
+from driver_docker.engine_objects import ContainerSpec, VolumeMount, VolumeSpec
 from driver_docker.errors import ProvisioningError
 from driver_docker.plan import RUNTIME_DIR, RUNTIME_ENTRY
 from driver_docker.staging import StagedEntry, build_tar, read_single_file
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
-    from driver_docker.engine import Engine, ImageFacts
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ImageFacts
 
 _MARKER: Final = ".openshell-complete"
 _STANDALONE_BINARY: Final = "/openshell-sandbox"

@@ -19,7 +19,7 @@ from driver_docker.records import RecordPhase
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from driver_docker.engine import ContainerFacts, EngineEvent
+    from driver_docker.engine_objects import ContainerFacts, EngineEvent
     from driver_docker.records import SandboxRecord
 
 _MAX_EVENTS = 64

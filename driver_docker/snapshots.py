@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.engine import ContainerStatus
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.events import Condition, ConditionStatus, Snapshot
 from driver_docker.records import RecordPhase
 from driver_docker.verdict import Reason
@@ -16,7 +16,7 @@ from driver_docker.verdict import Reason
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from driver_docker.engine import ContainerFacts
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.records import SandboxRecord
 
 READY: Final = "Ready"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import events
 from driver_docker.concurrency import uninterrupted
-from driver_docker.engine import ContainerStatus, EngineUnreachableError
+from driver_docker.engine import EngineUnreachableError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, check_fence
@@ -25,7 +26,7 @@ from driver_docker.verdict import Reason
 
 if TYPE_CHECKING:
     from driver_docker.concurrency import Background
-    from driver_docker.engine import ContainerFacts
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.exits import Exits
     from driver_docker.launch import Launcher
     from driver_docker.sandboxes import Sandbox

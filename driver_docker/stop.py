@@ -9,13 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from driver_docker.engine import (
-    ContainerStatus,
-    EngineAbsentError,
-    EngineConflictError,
-    EngineError,
-    EngineRefusedError,
-)
+from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineRefusedError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import RecordError, SandboxNotFoundError
 from driver_docker.records import RecordPhase
 from driver_docker.services import now

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.engine import ContainerFacts, ContainerStatus, EngineEvent
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, EngineEvent
 from driver_docker.tail import redact
 from openshell.verdicts import Component, KilledBy, LastWords, Verdict, VerdictKind, signal_name
 

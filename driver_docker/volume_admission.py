@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from driver_docker.config import DriverConfig
-    from driver_docker.engine import ContainerFacts, Engine, VolumeFacts
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerFacts, VolumeFacts
     from driver_docker.mounts import MountRequest
 
 CREATED_AT_API: Final = (1, 42)

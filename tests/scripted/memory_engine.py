@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 from driver_docker import labels
 from driver_docker.concurrency import Background
 from driver_docker.config import PublicDetail
-from driver_docker.engine import (
+from driver_docker.engine import EngineAbsentError
+from driver_docker.engine_objects import (
     ContainerFacts,
     ContainerRow,
     ContainerStatus,
-    EngineAbsentError,
     EngineEvent,
     HealthStatus,
     VolumeFacts,

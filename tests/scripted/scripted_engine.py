@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from driver_docker.engine import ContainerFacts, ContainerStatus, Engine, EngineEvent, EventStream
+    from driver_docker.engine import Engine, EventStream
+    from driver_docker.engine_objects import ContainerFacts, ContainerStatus, EngineEvent
 
 
 @dataclass(eq=False)

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from docker import APIClient
     from scripted.driver_bench import DriverBench
 
-    from driver_docker.engine import Engine, ImageFacts
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ImageFacts
 
 VERSION_LABEL = "org.opencontainers.image.version"
 ABSENT = "7a0f1c2e-0000-4000-8000-00000000dead"

@@ -14,7 +14,7 @@ from scripted.compute_gateway import launch_authentication, ready
 from scripted.retained import start, stop, stopped, wait_ready_again
 from scripted.scripted_engine import ScriptedEngine
 
-from driver_docker.engine import ContainerStatus
+from driver_docker.engine_objects import ContainerStatus
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 if TYPE_CHECKING:

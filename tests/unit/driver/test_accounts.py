@@ -17,7 +17,8 @@ from driver_docker.identity import Account, Group, IdentityError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from driver_docker.engine import ContainerSpec, Engine
+    from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerSpec
     from driver_docker.identity import Accounts
 
 PASSWD = b"agent:x:1200:1300::/:/bin/sh\n"

@@ -13,7 +13,7 @@ from devtools.images.layout import Role
 from devtools.images.layout import labels as image_labels
 from driver_docker.capabilities import CONTRACT_CAPABILITY, Peer
 from driver_docker.compatibility import RULES, Outcome, judge
-from driver_docker.engine import ImageFacts
+from driver_docker.engine_objects import ImageFacts
 from driver_docker.errors import STATUS_TEXT_LIMIT_BYTES, public_text
 from driver_docker.revisions import (
     GATEWAY_LINES,

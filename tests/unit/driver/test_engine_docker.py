@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import requests
 
-from driver_docker.engine import ContainerSpec, EngineError, EngineInfo, VolumeSpec
+from driver_docker.engine import EngineError
 from driver_docker.engine_docker import DockerEngine
+from driver_docker.engine_objects import ContainerSpec, EngineInfo, VolumeSpec
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

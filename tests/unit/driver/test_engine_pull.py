@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_docker.engine import EngineError, EngineRefusedError, EngineUnreachableError, PullProgress
+from driver_docker.engine import EngineError, EngineRefusedError, EngineUnreachableError
 from driver_docker.engine_docker import DockerEngine
+from driver_docker.engine_objects import PullProgress
 from driver_docker.engine_pull import pull_line
 from driver_docker.image_reference import parse_reference
 from driver_docker.registry_credentials import RegistryCredentials

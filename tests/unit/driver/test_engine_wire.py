@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from driver_docker.engine import (
-    ContainerSpec,
-    ContainerStatus,
     EngineAbsentError,
     EngineConflictError,
     EngineError,
@@ -21,9 +19,9 @@ from driver_docker.engine import (
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
-    TmpfsMount,
 )
 from driver_docker.engine_http import checked
+from driver_docker.engine_objects import ContainerSpec, ContainerStatus, TmpfsMount
 from driver_docker.engine_wire import (
     container_body,
     container_facts,

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver
 
-from driver_docker.engine import ContainerStatus, EngineError, EngineRefusedError, EngineTimeoutError
+from driver_docker.engine import EngineError, EngineRefusedError, EngineTimeoutError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.events import PlatformEvent
 from driver_docker.exits import Exits
 from openshell.verdicts import Component, VerdictKind

@@ -10,8 +10,8 @@ import pytest
 
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config
-from driver_docker.engine import EngineInfo, ImageFacts
 from driver_docker.engine_host import HostFacts, host_facts
+from driver_docker.engine_objects import EngineInfo, ImageFacts
 from driver_docker.findings import (
     Finding,
     Level,

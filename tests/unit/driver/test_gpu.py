@@ -8,7 +8,7 @@ import pytest
 
 from driver_docker import encode
 from driver_docker.config_sources import load_config
-from driver_docker.engine import EngineInfo
+from driver_docker.engine_objects import EngineInfo
 from driver_docker.engine_wire import engine_info
 from driver_docker.errors import DriverError
 from driver_docker.gpu import ALL_GPUS, GpuRequest, GpuSelector, gpu_request, inventory

@@ -26,7 +26,7 @@ from driver_docker.capabilities import (
     offered_capabilities,
 )
 from driver_docker.config_sources import load_config
-from driver_docker.engine import EngineInfo
+from driver_docker.engine_objects import EngineInfo
 from driver_docker.errors import STATUS_TEXT_LIMIT_BYTES, PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways
 from openshell.status import StatusCode

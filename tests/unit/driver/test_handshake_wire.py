@@ -14,7 +14,7 @@ from scripted.compute_gateway import CONTRACT, peer
 
 from driver_docker import encode, events
 from driver_docker.config_sources import load_config
-from driver_docker.engine import EngineInfo
+from driver_docker.engine_objects import EngineInfo
 from driver_docker.handshake import Handshake
 from driver_docker.labels import Owner
 from driver_docker.launch_gate import LaunchGate

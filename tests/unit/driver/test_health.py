@@ -9,15 +9,13 @@ import pytest
 
 from driver_docker import health
 from driver_docker.engine import (
-    ContainerStatus,
     EngineAbsentError,
     EngineConflictError,
-    EngineEvent,
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
-    ExecResult,
 )
+from driver_docker.engine_objects import ContainerStatus, EngineEvent, ExecResult
 from driver_docker.health import wait_until_healthy
 from driver_docker.records import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import Sandbox

@@ -14,13 +14,11 @@ from driver_docker.config import PullPolicy
 from driver_docker.engine import (
     Engine,
     EngineAbsentError,
-    EngineInfo,
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
-    ImageFacts,
-    PullProgress,
 )
+from driver_docker.engine_objects import EngineInfo, ImageFacts, PullProgress
 from driver_docker.errors import PreconditionError
 from driver_docker.image_reference import ImageReferenceError
 from driver_docker.images import Images

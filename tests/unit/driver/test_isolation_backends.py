@@ -17,7 +17,7 @@ from scripted.compute_gateway import launch_authentication, sandbox
 
 from driver_docker.config_sources import load_config
 from driver_docker.documents import LaunchDocuments, build_documents
-from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus, ImageFacts
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus, ImageFacts
 from driver_docker.errors import ConfigurationError, PreconditionError
 from driver_docker.isolation_backends import check_pin, check_placeable, parse_registrations
 from driver_docker.labels import Owner

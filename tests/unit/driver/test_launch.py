@@ -15,17 +15,13 @@ from scripted.memory_engine import MemoryEngine, memory_driver, record
 
 from driver_docker.config_sources import load_config
 from driver_docker.engine import (
-    ContainerStatus,
     EngineAbsentError,
     EngineConflictError,
     EngineError,
-    EngineInfo,
     EngineTimeoutError,
     EngineUnreachableError,
-    ExecResult,
-    ImageFacts,
-    VolumeFacts,
 )
+from driver_docker.engine_objects import ContainerStatus, EngineInfo, ExecResult, ImageFacts, VolumeFacts
 from driver_docker.errors import DriverError, RecordError
 from driver_docker.launch import Launcher
 from driver_docker.launch_steps import as_failure, during
@@ -41,7 +37,7 @@ if TYPE_CHECKING:
 
     from scripted.memory_engine import MemoryDriver
 
-    from driver_docker.engine import ContainerSpec, VolumeSpec
+    from driver_docker.engine_objects import ContainerSpec, VolumeSpec
     from driver_docker.sandboxes import Sandbox
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

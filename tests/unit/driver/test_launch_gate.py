@@ -14,7 +14,8 @@ from structlog.testing import capture_logs
 from driver_docker.capabilities import CONTRACT_CAPABILITY, Peer
 from driver_docker.compatibility import IncompatibleError
 from driver_docker.config_sources import load_config
-from driver_docker.engine import EngineAbsentError, EngineUnreachableError, ImageFacts
+from driver_docker.engine import EngineAbsentError, EngineUnreachableError
+from driver_docker.engine_objects import ImageFacts
 from driver_docker.errors import PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways
 from driver_docker.launch_gate import LaunchGate

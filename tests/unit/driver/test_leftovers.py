@@ -12,16 +12,8 @@ import pytest
 from driver_docker import labels
 from driver_docker.bind_socket import NAMESPACE_LOCK, FileLock
 from driver_docker.config_sources import load_config
-from driver_docker.engine import (
-    ContainerFacts,
-    ContainerRow,
-    ContainerStatus,
-    Engine,
-    EngineAbsentError,
-    EngineConflictError,
-    HealthStatus,
-    VolumeFacts,
-)
+from driver_docker.engine import Engine, EngineAbsentError, EngineConflictError
+from driver_docker.engine_objects import ContainerFacts, ContainerRow, ContainerStatus, HealthStatus, VolumeFacts
 from driver_docker.errors import ConfigurationError, RecordError
 from driver_docker.leftovers import Sweeper, is_locked
 from driver_docker.records import RECORD_FILE, RecordPhase, RecordStore, SandboxRecord

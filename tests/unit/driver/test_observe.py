@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver
 
-from driver_docker.engine import ContainerStatus, EngineError, EngineUnreachableError
+from driver_docker.engine import EngineError, EngineUnreachableError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.events import PlatformEvent
 
 if TYPE_CHECKING:

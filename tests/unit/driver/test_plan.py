@@ -9,7 +9,7 @@ import pytest
 from scripted.compute_gateway import SECRET, sandbox
 
 from driver_docker.config_sources import load_config
-from driver_docker.engine import ContainerSpec, ImageFacts
+from driver_docker.engine_objects import ContainerSpec, ImageFacts
 from driver_docker.engine_wire import container_body
 from driver_docker.labels import Owner
 from driver_docker.mounts import MountError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from driver_docker.config import PublicDetail
-from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.postmortem import examine
 from driver_docker.records import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import Sandbox

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_docker.engine import PullProgress
+from driver_docker.engine_objects import PullProgress
 from driver_docker.events import byte_text, pulling_layer
 from driver_docker.pull_progress import INTERVAL_SECONDS, MAX_EVENTS_PER_SECOND, MAX_LAST_EVENTS, ProgressPacer
 from driver_docker.services import now

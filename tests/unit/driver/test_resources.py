@@ -15,11 +15,10 @@ from scripted.compute_gateway import sandbox
 from driver_docker import encode
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config
-from driver_docker.engine import (
+from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.engine_objects import (
     ContainerFacts,
     ContainerStatus,
-    EngineAbsentError,
-    EngineError,
     EngineInfo,
     HealthStatus,
     ImageFacts,

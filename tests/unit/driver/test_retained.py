@@ -11,7 +11,7 @@ from scripted.compute_gateway import SECRET, launch_authentication, sandbox
 
 from driver_docker import records
 from driver_docker.documents import LaunchDocuments, build_documents
-from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.errors import PreconditionError, RecordError
 from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
 from driver_docker.requests import decode_sandbox

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from driver_docker.engine import ContainerSpec, EngineAbsentError, ImageFacts, VolumeFacts, VolumeSpec
+from driver_docker.engine import EngineAbsentError
+from driver_docker.engine_objects import ContainerSpec, ImageFacts, VolumeFacts, VolumeSpec
 from driver_docker.labels import Owner
 from driver_docker.runtime_volume import RuntimeVolumeError, RuntimeVolumes
 from driver_docker.staging import StagedEntry, build_tar, read_single_file

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from driver_docker import encode, events
-from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus, PullProgress
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus, PullProgress
 from driver_docker.records import Failure, RecordPhase, SandboxRecord
 from driver_docker.snapshots import take_snapshot
 

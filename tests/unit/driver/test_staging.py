@@ -13,7 +13,7 @@ from scripted.compute_gateway import SECRET, launch_authentication
 
 from driver_docker.config import Staging
 from driver_docker.documents import LaunchDocuments, build_documents, fence_evidence
-from driver_docker.engine import ContainerFacts, ContainerStatus, HealthStatus
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.staging import build_tar, read_single_file, supervisor_entries, workload_entries
 from openshell.isolation.documents import BoundaryBootstrap, IdentitySource, RuntimeDescriptor, WorkloadIdentity
 from openshell.isolation.tls import issue_session_tls

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from driver_docker.config_sources import load_config
 from driver_docker.driver_config import decode_driver_config
-from driver_docker.engine import ImageFacts
+from driver_docker.engine_objects import ImageFacts
 from driver_docker.engine_wire import container_body
 from driver_docker.errors import STATUS_TEXT_LIMIT_BYTES, DriverError, ProvisioningError
 from driver_docker.labels import RESERVED, Owner

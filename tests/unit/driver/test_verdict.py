@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_docker.engine import ContainerFacts, ContainerStatus, EngineEvent, HealthStatus
+from driver_docker.engine_objects import ContainerFacts, ContainerStatus, EngineEvent, HealthStatus
 from driver_docker.verdict import ExitEvidence, Reason, could_not_run_code, engine_cause, judge
 from openshell.verdicts import Category, Component, KilledBy, LastWords, Stage, Verdict, VerdictKind
 

@@ -16,14 +16,16 @@ from driver_docker import labels
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config
 from driver_docker.engine import (
-    ContainerFacts,
-    ContainerStatus,
     EngineAbsentError,
     EngineError,
-    EngineInfo,
     EngineRefusedError,
     EngineTimeoutError,
     EngineUnreachableError,
+)
+from driver_docker.engine_objects import (
+    ContainerFacts,
+    ContainerStatus,
+    EngineInfo,
     HealthStatus,
     MountFacts,
     VolumeFacts,
