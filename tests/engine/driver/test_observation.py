@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from docker.errors import NotFound
 from scripted.compute_gateway import launch_authentication, ready
 from scripted.engine_proxy import EngineProxy, Road
 from scripted.retained import refusal, start, stop, stopped, wait_ready_again
@@ -247,3 +248,27 @@ async def test_other_containers_with_the_sandboxs_id_change_no_answer_and_go_wit
         await _delete(link, wanted.id)
         assert bench.sandbox_left_over(wanted.id) == []
         assert "Warning" not in {event.type for event in link.platform_events(wanted.id)}
+
+
+async def test_a_running_twin_does_not_stand_in_for_a_container_that_is_gone(bench: DriverBench) -> None:
+    async with bench.running() as (_, link):
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        found = bench.container(wanted.id, "sandbox")
+        twin = bench.client.create_container(
+            bench.images.workload, ["/bin/sh", "-c", "sleep 60"], labels=found["Config"]["Labels"]
+        )
+        bench.client.start(twin["Id"])
+        bench.client.remove_container(found["Id"], force=True)
+        observed = await link.wait_reason(wanted.id, "ContainerExited")
+        assert "removed" in ready(observed).message
+        assert ready(await _get(link, wanted.id)) == ready(observed)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await link.stub.StopSandbox(pb.StopSandboxRequest(sandbox_id=wanted.id))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+    async with bench.running() as (_, link):
+        with pytest.raises(NotFound):
+            bench.client.inspect_container(twin["Id"])
+        assert "removed" in ready(await _get(link, wanted.id)).message
+        await _delete(link, wanted.id)
+        assert bench.sandbox_left_over(wanted.id) == []

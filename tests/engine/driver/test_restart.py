@@ -7,6 +7,7 @@ import json
 import signal
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 from scripted import driver_process
 from scripted.compute_gateway import ComputeGateway, ready
@@ -107,8 +108,6 @@ async def test_a_driver_killed_at_any_moment_of_a_launch_loses_and_leaks_nothing
 
 
 async def _create(link: ComputeGateway, wanted: pb.DriverSandbox) -> bool:
-    import grpc
-
     try:
         await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
     except grpc.aio.AioRpcError:
@@ -209,3 +208,47 @@ async def test_a_supervisor_that_is_gone_without_a_trace_is_made_again(bench: Dr
         assert (now["Id"], now["State"]["StartedAt"]) == (workload["Id"], workload["State"]["StartedAt"])
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
         assert await driver_process.end(process) == 0
+
+
+async def test_a_sandbox_whose_record_cannot_be_read_runs_on_and_is_adopted_once_it_can(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        assert await driver_process.end(process) == 0
+    record = bench.folder / "state" / bench.namespace / wanted.id / "record.json"
+    told = json.loads(record.read_bytes())
+    record.write_text(json.dumps(told | {"version": 2}))
+    ids = [bench.container(wanted.id, role)["Id"] for role in ("sandbox", "supervisor")]
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        for call in (
+            link.stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=wanted.id), wait_for_ready=True),
+            link.stub.StopSandbox(pb.StopSandboxRequest(sandbox_id=wanted.id)),
+        ):
+            with pytest.raises(
+                grpc.aio.AioRpcError, match=r"record\.json cannot be read: it is of version 2"
+            ) as refused:
+                await call
+            assert refused.value.code() is grpc.StatusCode.INTERNAL
+        with pytest.raises(grpc.aio.AioRpcError) as taken:
+            await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
+        assert taken.value.code() is grpc.StatusCode.ALREADY_EXISTS
+        assert not (await link.stub.ListSandboxes(pb.ListSandboxesRequest())).sandboxes
+        assert await driver_process.end(process) == 0
+    record.write_text(json.dumps(told))
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        assert ready(await _observed(link, wanted.id)).reason == "BackendReady"
+        running = [bench.container(wanted.id, role) for role in ("sandbox", "supervisor")]
+        assert [entry["Id"] for entry in running] == ids
+        assert all(entry["State"]["Running"] for entry in running)
+        record.write_text("{")
+        process.kill()
+        await process.wait()
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        deleted = await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id), wait_for_ready=True)
+        assert deleted.deleted
+        with pytest.raises(grpc.aio.AioRpcError) as gone:
+            await _observed(link, wanted.id)
+        assert gone.value.code() is grpc.StatusCode.NOT_FOUND
+        assert await driver_process.end(process) == 0
+    assert bench.left_over() == []

@@ -178,3 +178,14 @@ async def test_a_container_that_cannot_be_looked_at_keeps_no_driver_from_coming_
     (sandbox,) = services.table
     assert sandbox.workload is not None
     assert sandbox.record.failure is None
+
+
+async def test_a_twin_never_stands_in_for_the_recorded_container(driver: MemoryDriver) -> None:
+    services = driver.services
+    services.store.save(record())
+    driver.hold(SUPERVISOR)
+    driver.hold("twin")  # it runs, it is newer, and it carries every label
+    await reclaim(services)
+    assert set(driver.engine.containers) == {SUPERVISOR}
+    (sandbox,) = services.table
+    assert (sandbox.workload, sandbox.record.workload_id) == (None, WORKLOAD)
