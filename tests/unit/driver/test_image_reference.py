@@ -95,7 +95,7 @@ def test_spellings_of_one_image_have_one_canonical_form() -> None:
     assert parse_reference("h:1/x").canonical != parse_reference("h:2/x").canonical
 
 
-words = st.from_regex(r"[a-z0-9]+((\.|_|__|-{1,3})[a-z0-9]+){0,2}", fullmatch=True)
+words = st.from_regex(r"[a-z0-9]{1,20}((\.|_|__|-{1,3})[a-z0-9]{1,20}){0,2}", fullmatch=True)
 registries = st.one_of(
     st.none(),
     st.just("localhost"),
