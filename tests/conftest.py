@@ -7,6 +7,7 @@ import gc
 import os
 import secrets
 import sys
+import tempfile
 import threading
 from collections import Counter
 from contextlib import suppress
@@ -23,14 +24,26 @@ if TYPE_CHECKING:
 
 ENGINE_FIXTURES = {"docker_host", "docker_client", "workload_image", "runtime_image", "supervisor_image", "owner_label"}
 THREAD_END_SECONDS = 5.0
+LONGEST_TEMPORARY_FOLDER_BYTES = 24
+SHORT_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 
 _engine_outcomes = pytest.StashKey[Counter[str]]()
 _poller_kept = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Count the outcomes of engine tests from the start."""
+    """Count the outcomes of engine tests from the start; keep temporary folders short."""
+    _shorten_temporary_folder()
     config.stash[_engine_outcomes] = Counter()
+
+
+def _shorten_temporary_folder() -> None:
+    """Sockets lie in the tests' temporary folders, and the path of a socket has at most 107 bytes."""
+    if len(os.fsencode(tempfile.gettempdir())) > LONGEST_TEMPORARY_FOLDER_BYTES:
+        short = next((folder for folder in SHORT_FOLDERS if os.access(folder, os.W_OK | os.X_OK)), None)
+        if short is not None:
+            os.environ["TMPDIR"] = short
+            tempfile.tempdir = None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
