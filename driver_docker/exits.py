@@ -18,13 +18,14 @@ from driver_docker.postmortem import Exit, examine
 from driver_docker.records import Failure, RecordPhase
 from driver_docker.services import now
 from driver_docker.teardown import remove_container
+from driver_docker.verdict import LOST_CODE
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from datetime import datetime
 
     from driver_docker.concurrency import Background
+    from driver_docker.engine_objects import ContainerFacts
     from driver_docker.records import SandboxRecord
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
@@ -97,8 +98,7 @@ class Exits:
     async def _both_ended(self, sandbox: Sandbox, record: SandboxRecord) -> None:
         run = sandbox.run
         try:
-            workload = await self._ended_at(record.workload_id)
-            supervisor = await self._ended_at(record.supervisor_id)
+            both = [await self._look_at(each) for each in (record.workload_id, record.supervisor_id)]
         except EngineError as error:
             # The order decides whom to blame, and nothing is known of it: the next look asks again.
             self._services.log_of(sandbox).warning("ends could not be looked at", error=error.message)
@@ -109,25 +109,27 @@ class Exits:
             return  # an event was faster
         # An engine that ends stops all at once, each with a grace of its own; a workload that lost its supervisor ends
         # itself only after its recovery window. So a short lead of the supervisor's says nothing.
+        workload, supervisor = (facts.finished_at if facts is not None else None for facts in both)
         first = workload is None or supervisor is None or supervisor + _SHUTDOWN_SPREAD >= workload
         sandbox.workload_ended_first = first
+        sandbox.lost = all(facts is not None and facts.exit_code == LOST_CODE for facts in both)
         if first:
             self.ended(sandbox, Component.WORKLOAD)
             self.ended(sandbox, Component.SUPERVISOR)
         elif self._is_news(sandbox, record.supervisor_id):
             # Its end follows from the supervisor's, once that is told.
-            both = {record.workload_id, record.supervisor_id}
-            sandbox.judged |= both
-            await self._conclude(sandbox, self._supervisor_ended(sandbox, record.supervisor_id), both)
+            ids = {record.workload_id, record.supervisor_id}
+            sandbox.judged |= ids
+            await self._conclude(sandbox, self._supervisor_ended(sandbox, record.supervisor_id), ids)
 
-    async def _ended_at(self, container: str) -> datetime | None:
-        """When a container ended; `None` where it is gone, and nobody can say any more.
+    async def _look_at(self, container: str) -> ContainerFacts | None:
+        """A container that ended; `None` where it is gone, and nobody can say any more.
 
         Raises:
             EngineError: The engine did not say.
         """
         try:
-            return (await self._services.engine.inspect_container(container)).finished_at
+            return await self._services.engine.inspect_container(container)
         except EngineAbsentError:
             return None
 

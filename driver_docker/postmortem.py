@@ -67,6 +67,7 @@ async def examine(
             engine_reachable=reachable,
             stop_requested=container in sandbox.intentional,
             workload_ended_first=workload_ended_first,
+            lost=sandbox.lost,
             start_error=start_error.message if start_error is not None else None,
             events=tuple(sandbox.events.get(container, ())),
             last_words=quoted if component is Component.SUPERVISOR else None,

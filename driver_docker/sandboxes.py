@@ -52,6 +52,8 @@ class Sandbox:
     """Counts the runs of the workload: what was asked about an earlier one says nothing about this one."""
     workload_ended_first: bool = False
     """Whether this run's workload is known to have ended before its supervisor though no event told it."""
+    lost: bool = False
+    """Whether the engine has lost both containers of this run, as it has when its machine was reset."""
     fenced: dict[str, int] = field(default_factory=dict)
     """Containers that were started again, with the event stream's number at that time: what it tells of them before
     their `start` is of their earlier run."""
@@ -77,6 +79,7 @@ class Sandbox:
         """
         self.run += 1
         self.workload_ended_first = False
+        self.lost = False
         self.events.pop(container_id, None)
         self.intentional.discard(container_id)
         self.judged.discard(container_id)

@@ -43,6 +43,8 @@ VALIDATION_FAILED_CODE: Final = 78
 _SIGNAL_BASE: Final = 128
 _SIGKILL: Final = 9
 _RESTART_CODES: Final = frozenset({137, 143})
+LOST_CODE: Final = 255
+"""What the engine says of a container whose end nobody could tell it; a program may exit with it, too."""
 _CANNOT_RUN_CODES: Final = frozenset({125, 126, 127, 128})
 
 _NOT_FOUND_TEXTS: Final = ("no such file or directory", "executable file not found", "not found in $path")
@@ -100,6 +102,8 @@ class ExitEvidence:
     """The driver stopped, killed or removed the container itself, or was asked to within the grace."""
     workload_ended_first: bool = False
     """The workload container had ended before this one."""
+    lost: bool = False
+    """The engine came back without either container of the sandbox, and told the end of neither."""
     start_error: str | None = None
     """The engine's text where the start call was refused. A start whose answer was lost is not a refusal."""
     events: tuple[EngineEvent, ...] = ()
@@ -318,8 +322,9 @@ def _reason(evidence: ExitEvidence, kind: VerdictKind, code: int | None) -> Reas
         return _supervisor_reason(evidence, kind, code)
     if kind is VerdictKind.COULD_NOT_RUN:
         return Reason.CONTAINER_START_FAILED
-    restart = kind in {VerdictKind.SIGNALED, VerdictKind.KILLED_THROUGH_ENGINE} and not _out_of_memory(evidence)
-    return Reason.CONTAINER_RUNTIME_RESTART if restart and code in _RESTART_CODES else Reason.CONTAINER_EXITED
+    signaled = kind in {VerdictKind.SIGNALED, VerdictKind.KILLED_THROUGH_ENGINE} and not _out_of_memory(evidence)
+    restart = (signaled and code in _RESTART_CODES) or (evidence.lost and code == LOST_CODE)
+    return Reason.CONTAINER_RUNTIME_RESTART if restart else Reason.CONTAINER_EXITED
 
 
 def _supervisor_reason(evidence: ExitEvidence, kind: VerdictKind, code: int | None) -> Reason:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from scripted import stub_images
+from scripted import driver_process, stub_images
 from scripted.compute_gateway import ComputeGateway, launch_authentication, ready
 from scripted.driver_bench import DriverBench, make_bench
 from scripted.engine_room import EngineRoom, running_room, why_impossible
@@ -36,12 +36,13 @@ class Place:
     room: EngineRoom
     client: APIClient
     bench: DriverBench
+    live_restore: bool
 
     async def end(self, number: signal.Signals) -> None:
         await asyncio.to_thread(self.room.end, number)
 
-    async def start(self, *, live_restore: bool) -> None:
-        await asyncio.to_thread(self.room.start, live_restore=live_restore)
+    async def start(self) -> None:
+        await asyncio.to_thread(self.room.start, live_restore=self.live_restore)
 
     def state(self, sandbox_id: str, component: Component) -> dict[str, Any]:
         found: dict[str, Any] = self.bench.container(sandbox_id, ROLES[component])["State"]
@@ -69,7 +70,7 @@ def place(
     room.end(signal.SIGTERM)
     room.start(live_restore=live_restore)
     bench = make_bench(room.docker_host, client, stubs)
-    yield Place(room=room, client=client, bench=bench)
+    yield Place(room=room, client=client, bench=bench, live_restore=live_restore)
     left = bench.left_over()
     bench.clear()
     assert left == []
@@ -128,7 +129,7 @@ async def test_with_live_restore_the_end_of_the_engine_is_no_news(place: Place, 
         assert all(place.room.runs(state["Pid"]) for state in before.values()), "the containers do not need the engine"
         assert link.events[seen:] == []
 
-        await place.start(live_restore=True)
+        await place.start()
         await wait_ready_again(link, wanted.id, seen)
         assert {component: place.state(wanted.id, component) for component in ROLES} == before
         got = await link.stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=wanted.id))
@@ -162,7 +163,7 @@ async def test_an_exit_while_the_engine_is_away_is_judged_when_it_is_back(
         await place.end(number)
         await asyncio.to_thread(place.room.signal, pid, signal.SIGUSR1)
         assert link.events[seen:] == []
-        await place.start(live_restore=True)
+        await place.start()
         observed = await link.wait_reason(lost.id, reason)
         assert f"code {code}" in ready(observed).message
         (verdict,) = _verdicts(link, lost.id)
@@ -185,7 +186,7 @@ async def test_without_live_restore_both_end_and_a_start_brings_the_sandbox_back
         workload = bench.container(wanted.id, "sandbox")
         seen = len(link.events)
         await place.end(number)
-        await place.start(live_restore=False)
+        await place.start()
         observed = await link.wait_reason(wanted.id, "ContainerRuntimeRestart")
         assert "143" in ready(observed).message
         (verdict,) = _verdicts(link, wanted.id)
@@ -200,3 +201,29 @@ async def test_without_live_restore_both_end_and_a_start_brings_the_sandbox_back
         got = await link.stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=wanted.id))
         assert ready(got.sandbox).reason == "BackendReady"
         await _delete(link, wanted.id)
+
+
+@pytest.mark.parametrize("place", [True, False], indirect=True, ids=["live-restore", "without live-restore"])
+async def test_after_a_reset_of_the_machine_a_start_brings_the_sandbox_back(place: Place) -> None:
+    bench = place.bench
+    async with (
+        driver_process.serving(bench) as process,
+        ComputeGateway(f"unix:{driver_process.socket_of(bench)}") as link,
+    ):
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        process.kill()
+        await process.wait()
+    await asyncio.to_thread(place.room.cut_power)
+    await place.start()
+    async with (
+        driver_process.serving(bench) as process,
+        ComputeGateway(f"unix:{driver_process.socket_of(bench)}") as link,
+    ):
+        observed = await link.wait_reason(wanted.id, "ContainerRuntimeRestart")
+        assert "255" in ready(observed).message, "the engine's word for an end that nobody could tell it"
+        assert "ControlSupervisorExited" not in _told(link, wanted.id, 0)
+        await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
+        await _ready_after_starting(link, wanted.id, 0)
+        await _delete(link, wanted.id)
+        assert await driver_process.end(process) == 0

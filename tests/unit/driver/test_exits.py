@@ -125,3 +125,24 @@ async def test_an_end_whose_handling_failed_is_taken_up_by_the_next_look(
     exits.ended(sandbox, Component.WORKLOAD)
     await driver.settle()
     assert _verdicts(driver) == ["workload exited"]
+
+
+@pytest.mark.parametrize(
+    ("workload", "supervisor", "reason"),
+    [
+        (255, 255, "ContainerRuntimeRestart"),
+        (255, 0, "ContainerExited"),
+        (7, 255, "ContainerExited"),
+        (7, 7, "ContainerExited"),
+    ],
+)
+async def test_an_engine_that_lost_both_containers_was_restarted(
+    driver: MemoryDriver, workload: int, supervisor: int, reason: str
+) -> None:
+    sandbox = await driver.active()
+    driver.engine.change(WORKLOAD, status=ContainerStatus.EXITED, exit_code=workload, finished_at=AT)
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=supervisor, finished_at=AT)
+    await _look(driver, Exits(driver.services, driver.background), sandbox)
+    assert _verdicts(driver) == ["workload exited"]
+    assert sandbox.record.failure is not None
+    assert sandbox.record.failure.reason == reason
