@@ -24,6 +24,7 @@ MAX_PATH_BYTES: Final = 107
 """Longest path of a Unix socket on Linux, without its final NUL."""
 
 _OTHERS: Final = 0o077
+_PROBE_SECONDS: Final = 2.0
 
 
 class FileLock:
@@ -149,9 +150,16 @@ def _remove_stale(path: Path) -> None:
     if not stat.S_ISSOCK(details.st_mode) or details.st_uid != os.geteuid():
         raise ConfigurationError(f"{path} exists and is not a socket of this user; remove it first")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_SECONDS)
         try:
             probe.connect(os.fsencode(path))
-        except OSError:
-            path.unlink(missing_ok=True)
+        except (ConnectionRefusedError, FileNotFoundError):
+            path.unlink(missing_ok=True)  # nobody listens, for certain
             return
+        except OSError as error:
+            # For example a listener that is too busy to take one more: it is there.
+            words = error.strerror or "no answer"
+            raise ConfigurationError(
+                f"whether another process is listening on {path} cannot be told ({words}); choose another --bind-socket"
+            ) from error
     raise ConfigurationError(f"another process is listening on {path}; stop it first or choose another --bind-socket")

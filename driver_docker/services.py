@@ -17,7 +17,7 @@ from driver_docker.snapshots import take_snapshot
 from driver_docker.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from driver_docker.config import DriverConfig
     from driver_docker.engine import Engine
@@ -154,11 +154,18 @@ class Services:
         )
         self.metrics.exited(verdict)
         own, message = sandbox.sandbox_id, verdict.message
-        try:
-            await self._change(
+        # Each for itself: what the one file refuses is in the other at least.
+        await self._verdict_written(
+            sandbox,
+            self._change(
                 sandbox, lambda: self.store.add_exit(own, verdict=metadata, message=message, tail=tail, at=at)
-            )
-            await self.disk.run(lambda: self.journal.append(entry), to_the_end=True)
+            ),
+        )
+        await self._verdict_written(sandbox, self.disk.run(lambda: self.journal.append(entry), to_the_end=True))
+
+    async def _verdict_written(self, sandbox: Sandbox, write: Awaitable[None]) -> None:
+        try:
+            await write
         except RecordError as error:
             self.log_of(sandbox).error("verdict not written", error=error.message)
 

@@ -125,3 +125,17 @@ def test_a_lock_that_a_third_took_meanwhile_is_refused(folder: Path, monkeypatch
         FileLock(file, held_by="the third")
     assert file.exists()
     thirds[0].release()
+
+
+def test_a_listener_that_takes_no_more_connections_is_not_taken_for_a_stale_socket(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driver_docker.bind_socket._PROBE_SECONDS", 0.05)
+    path = folder / "d.sock"
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(str(path))
+        listener.listen(0)
+        waiting.connect(str(path))  # the only place in its queue
+        with pytest.raises(ConfigurationError, match="cannot be told"):
+            BindSocket(path)
+        assert path.exists()

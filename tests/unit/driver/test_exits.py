@@ -146,3 +146,16 @@ async def test_an_engine_that_lost_both_containers_was_restarted(
     assert _verdicts(driver) == ["workload exited"]
     assert sandbox.record.failure is not None
     assert sandbox.record.failure.reason == reason
+
+
+@pytest.mark.parametrize("refused", ["sb/exits.json", "exits.jsonl"])
+async def test_a_verdict_that_one_file_refuses_is_in_the_other(driver: MemoryDriver, refused: str) -> None:
+    sandbox = await driver.active()
+    services = driver.services
+    (services.store.directory / refused).mkdir()
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=9, finished_at=AT)
+    Exits(services, driver.background).ended(sandbox, Component.SUPERVISOR)
+    await driver.settle()
+    kept = services.journal.read() if refused == "sb/exits.json" else services.store.exits("sb")
+    assert len(kept) == 1
+    assert _verdicts(driver) == ["supervisor exited"]
