@@ -259,28 +259,27 @@ def check_against_workspace(mounts: Iterable[MountRequest], root: str) -> None:
             raise MountError(f"mount target {mount.target} covers the workspace {root}; mount below it instead")
 
 
-def check_resolved(target: str, resolved: str, *, workspace: str = "") -> None:
+def check_resolved(target: str, resolved: str, *, workspace: str) -> None:
     """Refuse a mount that a symbolic link would bring to a place where none may be.
 
     Args:
         target: A target that is in order as it is written.
         resolved: Where it lies once the links in the container are followed.
-        workspace: Where the workspace lies once they are; empty where that is not known.
+        workspace: Where the workspace lies once they are.
 
     Raises:
         MountError: There, it would cover what the sandbox needs itself.
     """
-    if workspace == resolved or workspace.startswith(f"{resolved.rstrip('/')}/"):
-        leads = f" leads to {resolved} and" if resolved != target else ""
-        raise MountError(f"mount target {target}{leads} covers the workspace {workspace}; mount below it instead")
-    if resolved == target:
-        return
-    for taken in (*CONTROL_PATHS, "/dev"):
+    moved = resolved != target
+    for taken in (*CONTROL_PATHS, "/dev") if moved else ():
         if resolved == "/" or (overlaps(resolved, taken) and not resolved.startswith("/dev/")):
             raise MountError(
                 f"mount target {target} leads to {resolved} through a symbolic link and overlaps {taken}, "
                 "which the sandbox needs itself"
             )
+    if workspace == resolved or workspace.startswith(f"{resolved}/"):
+        leads = f" leads to {resolved} through a symbolic link and" if moved else ""
+        raise MountError(f"mount target {target}{leads} covers the workspace {workspace}; mount below it instead")
 
 
 def engine_binds(mounts: Iterable[MountRequest]) -> tuple[str, ...]:

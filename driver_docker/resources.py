@@ -71,12 +71,12 @@ class Resources:
             devices = self._gpus.take(request.gpu, await self._engine.refresh_info())
         return ClaimedResources(cdi_devices=devices, volume_identities_json=encode_identities(identities))
 
-    async def recheck(self, facts: ContainerFacts, *, workspace: str = "") -> None:
+    async def recheck(self, facts: ContainerFacts, *, workspace: str) -> None:
         """Decide again about a workload container that exists; to be called before each of its starts.
 
         Args:
             facts: A fresh inspect of it.
-            workspace: Its workspace; empty where that is checked another time.
+            workspace: Its workspace.
 
         Raises:
             AdmissionDeniedError: It must not be started.
@@ -103,7 +103,7 @@ class Resources:
                 raise mounts.MountError(
                     f"a symbolic link in the container leads {own} to {resolved}; with that it takes no mounts"
                 )
-        root = await self._resolved(facts.container_id, workspace, known) if workspace else ""
+        root = await self._resolved(facts.container_id, workspace, known)
         for target in foreign:
             resolved = await self._resolved(facts.container_id, target, known)
             mounts.check_resolved(target, resolved, workspace=root)

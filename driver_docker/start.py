@@ -86,7 +86,10 @@ class Starter:
                 if sandbox.record.phase is RecordPhase.STARTING:
                     await self._go_on_with(sandbox, launch)
                     return
-            await end_launch(sandbox)  # one that is being concluded, so that it does not act beside the next
+            if has_launch(sandbox):  # it is being concluded, and must not act beside the next
+                await end_launch(sandbox)
+                # What it had left to do comes after this turn, in case this start is refused.
+                self._background.spawn(self._exits.finish(sandbox), name=f"finish {sandbox.sandbox_id}")
             record = sandbox.record
             facts = await self._relauncher.look_at_workload(sandbox)
             if facts is None or facts.status is ContainerStatus.REMOVING:
@@ -192,8 +195,8 @@ class Starter:
             await self._stopper.stop_containers(sandbox)
             facts = sandbox.workload or facts
         check_fence(facts)
-        await self._launcher.resources.recheck(facts)
-        await self._relauncher.read_retained(sandbox)
+        retained = await self._relauncher.read_retained(sandbox)
+        await self._launcher.resources.recheck(facts, workspace=retained.workspace_root)
         if launch is None:
             committed = await self._relauncher.read_committed(sandbox)
             committed.check_fresh(sandbox.sandbox_id)

@@ -239,7 +239,7 @@ def created(*targets: str) -> ContainerFacts:
 
 
 async def test_without_foreign_mounts_no_link_is_followed() -> None:
-    await resources(Answers(links={"/.openshell": "/elsewhere"})).recheck(created())
+    await resources(Answers(links={"/.openshell": "/elsewhere"})).recheck(created(), workspace="/sandbox")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ async def test_without_foreign_mounts_no_link_is_followed() -> None:
     ],
 )
 async def test_targets_on_free_ground_pass(links: dict[str, str | None], target: str) -> None:
-    await resources(Answers(links=OWN | links)).recheck(created(target))
+    await resources(Answers(links=OWN | links)).recheck(created(target), workspace="/sandbox")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ async def test_a_link_that_moves_a_mount_or_the_sandboxs_own_folders_is_refused(
 ) -> None:
     facts = created(target) if kind == "volume" else replace(created(), tmpfs_targets=(SUPERVISOR_CA_DIR, target))
     with pytest.raises(MountError) as refused:
-        await resources(Answers(links=OWN | links)).recheck(facts)
+        await resources(Answers(links=OWN | links)).recheck(facts, workspace="/sandbox")
     assert word in refused.value.message
     assert refused.value.reason == "WorkspaceValidationFailed"
 
@@ -285,9 +285,19 @@ async def test_the_memory_file_system_of_every_sandbox_is_no_foreign_mount() -> 
 @pytest.mark.parametrize(
     ("links", "target", "workspace", "word"),
     [
-        ({"/a": "/srv"}, "/a", "/srv/work", "mount target /a leads to /srv and covers the workspace /srv/work"),
+        (
+            {"/a": "/srv"},
+            "/a",
+            "/srv/work",
+            "mount target /a leads to /srv through a symbolic link and covers the workspace /srv/work",
+        ),
         ({"/work": "/srv/w", "/srv": None}, "/srv", "/work", "mount target /srv covers the workspace /srv/w"),
-        ({"/work": "/srv/w", "/a": "/srv/w"}, "/a", "/work", "mount target /a leads to /srv/w and covers"),
+        (
+            {"/work": "/srv/w", "/a": "/srv/w"},
+            "/a",
+            "/work",
+            "mount target /a leads to /srv/w through a symbolic link and covers",
+        ),
     ],
 )
 async def test_a_link_that_brings_a_mount_over_the_workspace_is_refused(
