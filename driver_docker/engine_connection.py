@@ -16,7 +16,7 @@ from driver_docker.engine_http import checked, decoded, guarded, shaped
 from driver_docker.engine_session import EngineSession
 from driver_docker.engine_wire import engine_info
 from driver_docker.errors import public_text
-from driver_docker.workers import WorkerPool
+from driver_docker.workers import NoWorkerError, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -147,11 +147,14 @@ class EngineConnection:
         """Run a blocking call on a thread.
 
         Raises:
-            EngineUnreachableError: The connection is closed.
+            EngineUnreachableError: The connection is closed, or there is no thread to be had.
         """
         if self._closed:
             raise EngineUnreachableError("the connection to the engine is closed")
-        return await (pool or self._short).run(call, to_the_end=to_the_end)
+        try:
+            return await (pool or self._short).run(call, to_the_end=to_the_end)
+        except NoWorkerError as error:
+            raise EngineUnreachableError(f"the engine could not be asked: {error}") from error
 
     def close(self) -> None:
         """End every thread, and tell who waits for one. Idempotent."""

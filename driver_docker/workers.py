@@ -21,6 +21,10 @@ Result = TypeVar("Result")
 _END: Final = object()
 
 
+class NoWorkerError(RuntimeError):
+    """A call was not begun, and never will be: the pool is closed, or the system gives it no thread."""
+
+
 class WorkerPool:
     """Runs blocking callables on at most `max_threads` daemon threads, started as they are needed."""
 
@@ -43,7 +47,7 @@ class WorkerPool:
                 cancellation is raised, so that whatever the call made exists or does not, and cannot appear later.
 
         Raises:
-            RuntimeError: The pool is closed.
+            NoWorkerError: The pool is closed, or has no thread and gets none; the call was not begun.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
@@ -56,7 +60,11 @@ class WorkerPool:
             else:
                 future.set_result(result)  # type: ignore[arg-type]
 
+        withdrawn = False
+
         def job() -> None:
+            if withdrawn:
+                return
             try:
                 result = call()
             except BaseException as error:  # handed to the awaiting task
@@ -68,7 +76,11 @@ class WorkerPool:
             except RuntimeError:
                 return  # the loop is closed: nobody waits any more
 
-        self._submit(job)
+        try:
+            self._submit(job)
+        except NoWorkerError:
+            withdrawn = True  # it may lie in the queue until there is a thread again
+            raise
         self._pending.add(future)
         future.add_done_callback(self._pending.discard)
         if not to_the_end:
@@ -79,13 +91,20 @@ class WorkerPool:
     def _submit(self, job: Callable[[], None]) -> None:
         with self._lock:
             if self._closed:
-                raise RuntimeError(f"worker pool {self._name} is closed")
+                raise NoWorkerError(f"worker pool {self._name} is closed")
             self._jobs.put(job)
             if self._idle >= self._jobs.qsize() or self._threads >= self._max_threads:
                 return
             self._threads += 1
             number = self._threads
-        threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+        try:
+            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+        except RuntimeError as error:
+            with self._lock:
+                self._threads -= 1
+                if self._threads:
+                    return  # the ones that there are take it in its turn
+            raise NoWorkerError(f"worker pool {self._name} gets no thread: {error}") from error
 
     def _work(self) -> None:
         while True:

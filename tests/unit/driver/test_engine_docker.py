@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import requests
 
-from driver_docker.engine import EngineError
+from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.engine_docker import DockerEngine
 from driver_docker.engine_objects import ContainerSpec, EngineInfo, VolumeSpec
 
@@ -126,3 +126,18 @@ async def test_a_stop_does_not_wait_for_commands_that_wait() -> None:
         client.go_on.set()
         await asyncio.gather(*probes)
         await engine.close()
+
+
+async def test_an_engine_that_no_thread_can_ask_is_unreachable(
+    engine_of: Callable[[object], DockerEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of([])
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr("threading.Thread.start", refuse)
+        with pytest.raises(EngineUnreachableError, match="can't start new thread"):
+            await engine.list_containers({})
+    assert await engine.list_containers({}) == ()

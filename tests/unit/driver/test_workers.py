@@ -9,7 +9,7 @@ import pytest
 
 from driver_docker.concurrency import Background, together, uninterrupted
 from driver_docker.errors import DriverError, public_text
-from driver_docker.workers import WorkerPool
+from driver_docker.workers import NoWorkerError, WorkerPool
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -165,3 +165,44 @@ def test_public_texts_are_one_bounded_line_and_never_empty(text: str) -> None:
     assert made.isprintable()
     assert not made.endswith(":")
     assert len(made.encode()) <= 1024
+
+
+async def test_a_system_without_threads_is_told_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, ran = WorkerPool("t", max_threads=2), []
+    with monkeypatch.context() as full:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        full.setattr("threading.Thread.start", refuse)
+        for _ in range(5):
+            with pytest.raises(NoWorkerError, match="can't start new thread"):
+                await pool.run(lambda: ran.append("told as not begun"))
+    assert await pool.run(lambda: 42) == 42
+    assert ran == []
+    pool.close()
+
+
+async def test_a_call_that_gets_no_thread_of_its_own_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, gate, busy = WorkerPool("t", max_threads=2), threading.Event(), threading.Event()
+
+    def work() -> None:
+        busy.set()
+        gate.wait(10)
+
+    first = asyncio.create_task(pool.run(work))
+    async with asyncio.timeout(10):
+        while not busy.is_set():  # noqa: ASYNC110 - a thread cannot set an asyncio event
+            await asyncio.sleep(0)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as full:
+        full.setattr("threading.Thread.start", refuse)
+        second = asyncio.create_task(pool.run(lambda: 42))
+        await asyncio.sleep(0)
+        gate.set()
+        assert await asyncio.wait_for(second, 10) == 42
+    await first
+    pool.close()
