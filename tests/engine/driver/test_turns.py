@@ -29,6 +29,7 @@ from scripted.retained import refusal, start, stop, wait_ready_again
 from scripted.scripted_store import held_saves
 
 from driver_docker.engine import EngineUnreachableError
+from driver_docker.errors import PreconditionError
 from driver_docker.records import RecordPhase
 
 if TYPE_CHECKING:
@@ -205,6 +206,33 @@ async def test_a_start_that_comes_while_the_last_one_is_told_as_failed_is_carrie
         assert entry_of(driver, wanted.id).record.start_generation == "g-3"
         assert [event.type for event in link.platform_events(wanted.id)].count("Warning") == 1
         await ask_delete(driver, wanted.id)
+
+
+async def test_a_refused_start_leaves_no_container_of_the_failed_one_behind(bench: DriverBench) -> None:
+    async with bench.running() as (driver, link):
+        wanted = await stopped_one(bench, link)
+        sandbox, good = entry_of(driver, wanted.id), driver.services.config
+        with (
+            held_saves(driver.services.store, RecordPhase.ACTIVE) as held,
+            pytest.MonkeyPatch.context() as upgraded,
+        ):
+            driver.services.config = good.model_copy(update={"supervisor_image": bench.images.bare})
+            await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
+            await held.reached.wait()
+            upgraded.setattr(driver.services.gate, "admit_again", _refuse)
+            again = await begun(ask_start(driver, wanted.id, "g-3"))
+            held.release()
+            with pytest.raises(PreconditionError, match="no longer fit"):
+                await again
+        finishing = [task for task in asyncio.all_tasks() if task.get_name() == f"finish {wanted.id}"]
+        await asyncio.gather(*finishing)
+        assert running_roles(bench, wanted.id) == []
+        assert sandbox.record.failure is not None
+        await ask_delete(driver, wanted.id)
+
+
+async def _refuse(_: object) -> None:
+    raise PreconditionError("the revisions no longer fit")
 
 
 async def test_a_stop_does_not_swallow_why_the_launch_failed(bench: DriverBench) -> None:
