@@ -129,7 +129,10 @@ RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "remove_volume",
         ),
     ),
-    "StopSandbox": (("stop_container", "remove_container", "inspect_container"), ("unpause_container",)),
+    "StopSandbox": (
+        ("stop_container", "remove_container", "inspect_container", "list_containers"),
+        ("unpause_container",),
+    ),
     "StartSandbox": (
         ("inspect_container", "inspect_image", "create_container", "put_archive", "start_container", "exec_command"),
         (
