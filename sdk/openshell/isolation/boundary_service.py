@@ -61,6 +61,7 @@ class _Peer:
     def opened(self, auth_epoch: int) -> None:
         """The boundary was opened on it, by a token of this epoch."""
         self.auth_epoch = auth_epoch
+        self.connection.trusted = True
         self.end()
 
     def end(self) -> None:

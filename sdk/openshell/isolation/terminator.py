@@ -35,12 +35,16 @@ class PhysicalConnection:
     Attributes:
         id: unguessable name, unique for the life of the process.
         relay: the joined transports.
+        trusted: whether its peer has shown a token; one that has not makes room for others when there are too many.
+        cut: whether it was cut from this side.
     """
 
     def __init__(
         self, on_closed: Callable[[PhysicalConnection], None], on_released: Callable[[PhysicalConnection], None]
     ) -> None:
         self.id = f"openshell-{secrets.token_hex(16)}"
+        self.trusted = False
+        self.cut = False
         self.relay = Relay(on_closed=lambda: on_closed(self), on_released=lambda: on_released(self))
 
     @property
@@ -50,6 +54,7 @@ class PhysicalConnection:
 
     def close(self) -> None:
         """Cut the connection at once."""
+        self.cut = True
         self.relay.abort()
 
 
@@ -134,13 +139,32 @@ class TlsTerminator:
                 logger.warning("accepting a control connection failed: %s", error)
                 await asyncio.sleep(_OUT_OF_DESCRIPTORS_SECONDS)
                 continue
-            live = len(self._unreleased) + len(self._handshakes)
-            if len(self._handshakes) >= MAX_PENDING_HANDSHAKES or live >= MAX_CONNECTIONS:
+            if not self._make_room():
                 accepted.close()
                 continue
             task = asyncio.create_task(self._establish(accepted), name="tls-terminator-handshake")
             self._handshakes.add(task)
             task.add_done_callback(partial(self._handshake_ended, accepted))
+
+    def _make_room(self) -> bool:
+        """Whether one more connection fits, after cutting one where there are too many.
+
+        Everybody who reaches the socket can take a place and say nothing, the workload included. A place is never kept
+        from a newcomer, who may be the supervisor: a peer that has not shown a token yet is cut instead, any one of
+        them, so that nobody can aim at a newcomer's.
+        """
+        pending = [task for task in self._handshakes if not task.cancelling()]
+        live = [connection for connection in self._unreleased if not connection.cut]
+        if len(pending) < MAX_PENDING_HANDSHAKES and len(pending) + len(live) < MAX_CONNECTIONS:
+            return True
+        strangers = [connection for connection in live if not connection.trusted]
+        if pending and (len(pending) >= MAX_PENDING_HANDSHAKES or not strangers):
+            secrets.choice(pending).cancel()
+        elif strangers:
+            secrets.choice(strangers).close()
+        else:
+            return False
+        return True
 
     def _handshake_ended(self, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)

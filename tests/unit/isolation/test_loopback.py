@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from scripted.isolation_boundary import POLICY, SESSION, Boundary, Keys, claims
 
-from openshell.isolation import boundary_service
+from openshell.isolation import boundary_service, terminator
 from openshell.isolation.client import BackendClient
 from openshell.isolation.connection_states import Connected, Frozen, RuntimeState, Terminal
 from openshell.isolation.documents import OuterFence, TcpTransport, TransportTls, UnixTransport, WorkloadIdentity
@@ -35,7 +35,7 @@ from openshell.isolation.errors import (
 from openshell.isolation.negotiation import our_metadata
 from openshell.isolation.operations import AgentSpec, ExitStatus, Signal, StartAgent, Started
 from openshell.isolation.terminator import MAX_PENDING_HANDSHAKES
-from openshell.isolation.tls import issue_session_tls
+from openshell.isolation.tls import client_context, issue_session_tls
 from openshell.isolation.tokens import mint_sandbox_token
 from openshell.wire.isolation.backend.v1.isolation_backend_pb2 import GetIsolationCapabilitiesRequest
 from openshell.wire.isolation.backend.v1.isolation_backend_pb2_grpc import IsolationBackendStub
@@ -144,25 +144,57 @@ async def test_a_client_without_h2_is_cut(boundary: Boundary) -> None:
         await writer.wait_closed()
 
 
-async def test_more_pending_handshakes_than_allowed_are_cut(boundary: Boundary) -> None:
+async def test_more_pending_handshakes_than_allowed_cost_one_of_those_before(boundary: Boundary) -> None:
     loop = asyncio.get_running_loop()
     silent: list[socket.socket] = []
+    heard: list[asyncio.Task[bytes]] = []
     try:
         for _ in range(MAX_PENDING_HANDSHAKES + 1):
             peer = socket.socket(socket.AF_UNIX)
             silent.append(peer)
             peer.setblocking(False)
             await loop.sock_connect(peer, str(boundary.socket_path))
-        async with asyncio.timeout(4):
-            assert await loop.sock_recv(silent[-1], 1) == b""
-        with pytest.raises(BlockingIOError):
-            silent[0].recv(1)
+            heard.append(asyncio.create_task(loop.sock_recv(peer, 1)))
+        cut, _ = await asyncio.wait(heard, timeout=4, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result() for task in cut] == [b""]
+        assert heard[-1] not in cut, "the newcomer may be the supervisor"
+        await boundary.connect()
     finally:
+        for task in heard:
+            task.cancel()
+        await asyncio.wait(heard)
         for peer in silent:
             peer.close()
-    while boundary.server._terminator._handshakes:
-        await asyncio.wait(boundary.server._terminator._handshakes)
-    await boundary.connect()
+
+
+async def test_peers_that_show_no_token_keep_no_place_from_the_supervisor(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminator, "MAX_CONNECTIONS", 6)
+    supervisor = await running(boundary)
+    context = client_context(trust_anchor_pem=boundary.session_tls.trust_anchor_pem)
+    async with contextlib.AsyncExitStack() as opened:
+        for _ in range(24):
+            stranger, _ = await asyncio.get_running_loop().create_unix_connection(
+                asyncio.Protocol,
+                str(boundary.socket_path),
+                ssl=context,
+                server_hostname=boundary.session_tls.server_name,
+            )
+            opened.callback(stranger.abort)
+        assert len(boundary.server._terminator.connections) <= 6
+        again = await boundary.connect()
+        assert not supervisor.connection_lost.is_set()
+        assert not again.connection_lost.is_set()
+        await supervisor.signal("generation-1:main", Signal.TERM)
+
+
+async def test_peers_with_a_token_are_not_cut_for_another(boundary: Boundary, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminator, "MAX_CONNECTIONS", 2)
+    ours = [await boundary.connect(), await boundary.connect()]
+    with pytest.raises(TransportLostError):
+        await boundary.connect()
+    assert not any(client.connection_lost.is_set() for client in ours)
 
 
 async def test_nobody_answering_is_a_lost_transport(boundary: Boundary) -> None:
