@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 from sandbox_runtime.errors import BootstrapError, PlatformError, RuntimeExit, TreeError
@@ -12,7 +15,7 @@ from sandbox_runtime.reaper import Reaper
 from sandbox_runtime.tree import ProcessTree
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from sandbox_runtime.backend import SandboxBackend
     from sandbox_runtime.bootstrap import Provisioned
@@ -24,26 +27,61 @@ _CLOSE_SECONDS = 1.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class StopRequest:
-    """An orderly stop that was asked for from outside; the second one ends the process at once."""
+TRIES_A_SECOND = 20
+"""Signals of the workload to its runtime within a second from which on their sender is ended."""
 
-    def __init__(self, log: Log) -> None:
+
+def _kill(pid: int) -> None:
+    # Gone already, or of another uid and so nobody whom the agent could have started.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+class StopRequest:
+    """An orderly stop that was asked for from outside; the second one ends the process at once.
+
+    The workload cannot stop its own runtime. Where Landlock does not keep it from trying (before ABI 6), a process that
+    tries all the time would also hide a stop from outside: of one signal the kernel keeps only the first until it is
+    read. Such a process is ended.
+
+    Args:
+        log: Where to say what happens; at most once a second what the workload does.
+        clock: Seconds that only grow.
+        end: Ends a process of the workload.
+    """
+
+    def __init__(
+        self, log: Log, *, clock: Callable[[], float] = time.monotonic, end: Callable[[int], None] = _kill
+    ) -> None:
         self._log = log
+        self._clock = clock
+        self._end = end
         self._asked = asyncio.Event()
+        self._second_began = -math.inf
+        self._tries = 0
 
     def receive(self, received: ReceivedSignal) -> None:
-        """Take SIGTERM or SIGINT. The workload cannot stop its own runtime."""
+        """Take SIGTERM or SIGINT."""
         if received.sender_pid != 0:
-            self._log.warning(
-                "A process of the workload tried to stop the runtime",
-                signal=received.number.name,
-                sender_pid=received.sender_pid,
-            )
+            self._refuse(received)
             return
         if self._asked.is_set():
             os._exit(128 + received.number)
         self._log.info("Stopping", signal=received.number.name)
         self._asked.set()
+
+    def _refuse(self, received: ReceivedSignal) -> None:
+        now = self._clock()
+        if now - self._second_began >= 1.0:
+            self._second_began, self._tries = now, 0
+        self._tries += 1
+        facts = {"signal": received.number.name, "sender_pid": received.sender_pid}
+        if self._tries == 1:
+            self._log.warning("A process of the workload tried to stop the runtime", **facts)
+        if self._tries >= TRIES_A_SECOND:
+            if self._tries == TRIES_A_SECOND:
+                self._log.warning("It goes on trying, which would hide a stop from outside, and is ended", **facts)
+            self._end(received.sender_pid)
 
     @property
     def asked(self) -> bool:

@@ -19,7 +19,9 @@ from sandbox_runtime import confinement, landlock
 from sandbox_runtime.confinement import FilesystemPolicy, RealPaths
 from sandbox_runtime.errors import LaunchError
 from sandbox_runtime.launch import Program, launch
+from sandbox_runtime.logs import Level, Log
 from sandbox_runtime.reaper import Child, Reaper
+from sandbox_runtime.serve import StopRequest
 from sandbox_runtime.signals import ReceivedSignal, SignalInbox
 from sandbox_runtime.tree import ProcessEntry, ProcessTree
 
@@ -140,6 +142,17 @@ async def sender_of_a_signal(world: World) -> dict[str, object]:
     child = world.shell(f"kill -TERM {os.getpid()}; exit 0")
     received = await world.received.get()
     return {"number": received.number.name, "from_the_child": received.sender_pid == child.pid}
+
+
+async def flood_of_stops(world: World) -> dict[str, object]:
+    """A process that signals the runtime all the time is ended; one that tries now and then is not."""
+    stop = StopRequest(Log(Level.ERROR))
+    world.inbox.on(signal.SIGTERM, stop.receive)
+    patient = world.shell(f"for i in 1 2 3; do kill -TERM {os.getpid()}; done; exit 6")
+    tried = str(await patient.wait())
+    flooder = world.shell(f"while :; do kill -TERM {os.getpid()}; done")
+    async with asyncio.timeout(20):
+        return {"patient": tried, "flooder": str(await flooder.wait()), "asked": stop.asked}
 
 
 FAMILY = (

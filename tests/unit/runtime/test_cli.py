@@ -12,7 +12,7 @@ import pytest
 
 from sandbox_runtime.errors import RuntimeExit
 from sandbox_runtime.logs import Level, Log
-from sandbox_runtime.serve import StopRequest
+from sandbox_runtime.serve import TRIES_A_SECOND, StopRequest
 from sandbox_runtime.signals import ReceivedSignal
 
 if TYPE_CHECKING:
@@ -58,6 +58,28 @@ async def test_only_a_stop_from_outside_is_obeyed(capsys: pytest.CaptureFixture[
     stop.receive(ReceivedSignal(number=signal.SIGTERM, sender_pid=0))
     assert (before, stop.asked) == (False, True)
     await stop.wait()
+
+
+def test_a_process_that_tries_all_the_time_is_told_once_a_second_and_ended(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now, ended = 0.0, list[int]()
+    stop = StopRequest(Log(Level.WARNING), clock=lambda: now, end=ended.append)
+    attempt = ReceivedSignal(number=signal.SIGTERM, sender_pid=42)
+    for _ in range(TRIES_A_SECOND - 1):
+        stop.receive(attempt)
+    assert ended == []
+    now = 1.0
+    for _ in range(TRIES_A_SECOND - 1):
+        stop.receive(attempt)
+    assert ended == [], "tries of different seconds are not added up"
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2
+    stop.receive(attempt)
+    stop.receive(ReceivedSignal(number=signal.SIGINT, sender_pid=43))
+    assert ended == [42, 43]
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not stop.asked
 
 
 def test_the_second_stop_ends_at_once() -> None:

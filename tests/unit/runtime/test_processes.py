@@ -41,6 +41,14 @@ def test_a_signal_names_its_sender(scenario: Scenario) -> None:
     assert scenario("sender_of_a_signal") == {"number": "SIGTERM", "from_the_child": True}
 
 
+def test_a_process_that_would_hide_a_stop_from_outside_is_ended(scenario: Scenario) -> None:
+    assert scenario("flood_of_stops") == {
+        "patient": "exited with code 6",
+        "flooder": "ended by SIGKILL",
+        "asked": False,
+    }
+
+
 @needs_landlock
 def test_terminating_ends_daemons_and_what_ignores_sigterm(scenario: Scenario) -> None:
     found = scenario("terminate_stubborn")
