@@ -56,13 +56,14 @@ class Provisioner:
         async with services.table.lock_of(request.sandbox_id):
             await self._give_way(request.sandbox_id)
             sandbox = services.table.add(self._reservation(request, launch))
-            sandbox.secrets = log_secrets.of_bundle(launch.supervisor)
             try:
+                sandbox.secrets = log_secrets.of_bundle(launch.supervisor)
                 await services.save(sandbox)
-            except RecordError:
-                with contextlib.suppress(RecordError):
-                    await services.remove_record(sandbox.sandbox_id)
-                services.table.discard(sandbox)
+            except BaseException as error:
+                if isinstance(error, RecordError):
+                    with contextlib.suppress(RecordError):
+                        await services.remove_record(sandbox.sandbox_id)
+                services.table.discard(sandbox)  # whatever it was: a reservation without a launch would never end
                 raise
             services.publish(events.scheduled(sandbox.sandbox_id, now(), image=request.image))
             services.publish_snapshot(sandbox)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS: Final = 20
 _PAUSE_SECONDS: Final = 0.1
+_AUXILIARY_ROLES: Final = frozenset(labels.Role) - {labels.Role.SANDBOX}
 
 
 async def remove_container(engine: Engine, container: str) -> bool:
@@ -65,7 +66,7 @@ async def remove_auxiliaries(engine: Engine, owner: labels.Owner, sandbox_id: st
         EngineError: One of them is still there.
     """
     for row in await engine.list_containers(labels.sandbox_filter(owner, role=None, sandbox_id=sandbox_id)):
-        if row.labels.get(labels.ISOLATION_ROLE) != labels.Role.SANDBOX:
+        if row.labels.get(labels.ISOLATION_ROLE) in _AUXILIARY_ROLES:
             await remove_container(engine, row.container_id)
 
 
