@@ -47,13 +47,14 @@ class ReplayGuard:
         self._running: dict[RequestKey, _Running] = {}
         self._log = structlog.get_logger("gateway.replays")
 
-    async def run(self, key: RequestKey, payload: bytes, work: Work) -> Reply:
+    async def run(self, key: RequestKey, payload: bytes, work: Work, *, repeatable: bool = False) -> Reply:
         """Run `work`, or hand out what it gave before.
 
         Args:
             key: Names the request; with an empty request id nothing is remembered.
             payload: The request's deterministic bytes, without the id.
             work: Does it and returns the serialised reply. A failure is not remembered.
+            repeatable: Whether work that was begun before, with an outcome that nobody knows, may simply be done again.
 
         Raises:
             InvalidRequestError: The id was used for another payload.
@@ -67,22 +68,23 @@ class ReplayGuard:
         if running is not None:
             _same_payload(running.payload_sha256, digest)
             return replace(await asyncio.shield(running.task), replayed=True)
-        task = self._tasks.spawn(self._once(key, digest, work), name=f"{key.method} {key.request_id}")
+        task = self._tasks.spawn(self._once(key, digest, work, repeatable), name=f"{key.method} {key.request_id}")
         self._running[key] = _Running(payload_sha256=digest, task=task)
         task.add_done_callback(lambda _: self._running.pop(key, None))
         return await asyncio.shield(task)
 
-    async def _once(self, key: RequestKey, digest: str, work: Work) -> Reply:
+    async def _once(self, key: RequestKey, digest: str, work: Work, repeatable: bool) -> Reply:
         # Admitted first: a process that is killed while it works leaves a request without an outcome, not a second run.
         earlier = await self._ledger.admit(key, digest, now=self._clock())
         if earlier is not None:
             _same_payload(earlier.payload_sha256, digest)
-            if earlier.reply is None:
+            if earlier.reply is not None:
+                return Reply(body=earlier.reply, replayed=True)
+            if not repeatable:
                 raise OutcomeUncertainError(
                     f"this {key.method} was begun before and its outcome is not known; "
                     "look at what there is, then repeat it under a new request_id if need be"
                 )
-            return Reply(body=earlier.reply, replayed=True)
         try:
             body = await work()
         except GatewayError:

@@ -100,7 +100,8 @@ class SupervisorService:
             method="UpdateConfig",
             workspace=record.workspace,
         )
-        reply = await self._replays.run(key, requests.payload_of(request), work)
+        # The same policy stored twice is one revision, so a supervisor need not be told that an outcome is uncertain.
+        reply = await self._replays.run(key, requests.payload_of(request), work, repeatable=True)
         if reply.replayed:
             call.reply_metadata.append(REPLAYED_METADATA)
         return openshell_pb2.UpdateConfigResponse.FromString(reply.body)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
@@ -107,6 +108,16 @@ async def test_a_request_that_a_killed_gateway_began_is_not_run_again(ledger: Re
     with pytest.raises(InvalidRequestError):
         await next_process.guard.run(KEY, b"other", next_process.work)
     assert await next_process.run(key=replace(KEY, request_id=str(uuid.uuid4()))) == (b"reply 1", False)
+
+
+async def test_work_that_means_the_same_however_often_it_is_done_is_done_again(ledger: RequestLedger) -> None:
+    assert await ledger.admit(KEY, hashlib.sha256(b"payload").hexdigest(), now=NOW) is None
+    runs = Runs(ledger)
+    with pytest.raises(OutcomeUncertainError):
+        await runs.run()
+    for replayed in (False, True):
+        reply = await runs.guard.run(KEY, b"payload", runs.work, repeatable=True)
+        assert (reply.body, reply.replayed) == (b"reply 1", replayed)
 
 
 async def test_a_failure_may_be_repeated_but_a_crash_is_uncertain(ledger: RequestLedger) -> None:
