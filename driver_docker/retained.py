@@ -23,6 +23,7 @@ from openshell.isolation.documents import (
     DocumentError,
     MainProcessSpec,
     RuntimeDescriptor,
+    VerificationKey,
     WorkloadIdentity,
 )
 from openshell.isolation.json_fields import Fields, dump_json
@@ -116,6 +117,10 @@ class CommittedLaunch:
     session_id: str
     generation: str
     """The generation of the boundary; a running workload keeps it."""
+    gateway_id: str
+    """Whose credentials the boundary takes."""
+    verification_keys: tuple[VerificationKey, ...]
+    """The keys that it checks them with."""
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -169,7 +174,14 @@ class CommittedLaunch:
         generations = {bundle.runtime_generation, boundary.generation, described.generation}
         if len(sessions) != 1 or len(generations) != 1:
             raise _damaged(sandbox_id, "its committed launch input", cure=_START_WITH_NEW)
-        return cls(documents=found, auth=bundle, session_id=boundary.session_id, generation=boundary.generation)
+        return cls(
+            documents=found,
+            auth=bundle,
+            session_id=boundary.session_id,
+            generation=boundary.generation,
+            gateway_id=boundary.gateway_id,
+            verification_keys=boundary.verification_keys,
+        )
 
 
 def committed_files(documents: LaunchDocuments) -> dict[str, bytes]:

@@ -155,7 +155,7 @@ class Starter:
         not given up for others.
 
         Raises:
-            PreconditionError: They are older, or of another session or generation.
+            PreconditionError: They are older, or of another session or generation, or signed by nobody that it knows.
         """
         committed = await self._relauncher.read_committed(sandbox)
         bundle = launch.supervisor
@@ -164,6 +164,12 @@ class Starter:
                 f"launch_authentication is of generation {bundle.runtime_generation} and another session than the "
                 f"running workload of sandbox {sandbox.sandbox_id}, of generation {committed.generation}; stop the "
                 "sandbox first"
+            )
+        known = set(committed.verification_keys)
+        if launch.gateway_id != committed.gateway_id or known.isdisjoint(launch.verification_keys):
+            raise PreconditionError(
+                "launch_authentication is of another gateway, or signed with another key, than the running workload "
+                f"of sandbox {sandbox.sandbox_id} can check; stop the sandbox first"
             )
         if bundle.auth_epoch < committed.auth.auth_epoch:
             raise PreconditionError(

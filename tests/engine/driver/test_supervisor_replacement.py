@@ -256,6 +256,7 @@ async def test_credentials_that_would_not_be_let_in_change_nothing(real_bench: D
             run.signer.launch(3, generation="g-2"),
             run.signer.launch(3, session_id=str(uuid.uuid4())),
             run.signer.launch(1),
+            replace(run.signer, key=Ed25519PrivateKey.generate()).launch(3),
         ):
             code, _ = await refusal(run.start(launch))
             assert code is CODE.FAILED_PRECONDITION
