@@ -241,7 +241,7 @@ async def test_an_admitted_volume_is_mounted_and_remembered(
         assert (identity["driver"], identity["mountpoint"]) == ("local", real["Mountpoint"])
         assert identity["created_at"][:10] == real["CreatedAt"][:10]
         facts = await driver.services.engine.inspect_container(workload["Id"])
-        await driver._launcher.resources.recheck(facts)
+        await driver._launcher.resources.recheck(facts, workspace="/sandbox")
         await delete(link, wanted)
 
 
