@@ -45,7 +45,7 @@ class StopRequest:
     read. Such a process is ended.
 
     Args:
-        log: Where to say what happens; at most once a second what the workload does.
+        log: Where to say what happens; what the workload does at most once a second for each signal.
         clock: Seconds that only grow.
         end: Ends a process of the workload.
     """
@@ -59,6 +59,7 @@ class StopRequest:
         self._asked = asyncio.Event()
         self._second_began = -math.inf
         self._tries = 0
+        self._told: set[signal.Signals] = set()
 
     def receive(self, received: ReceivedSignal) -> None:
         """Take SIGTERM or SIGINT."""
@@ -74,9 +75,11 @@ class StopRequest:
         now = self._clock()
         if now - self._second_began >= 1.0:
             self._second_began, self._tries = now, 0
+            self._told.clear()
         self._tries += 1
         facts = {"signal": received.number.name, "sender_pid": received.sender_pid}
-        if self._tries == 1:
+        if received.number not in self._told:
+            self._told.add(received.number)
             self._log.warning("A process of the workload tried to stop the runtime", **facts)
         if self._tries >= TRIES_A_SECOND:
             if self._tries == TRIES_A_SECOND:

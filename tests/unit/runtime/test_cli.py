@@ -78,7 +78,8 @@ def test_a_process_that_tries_all_the_time_is_told_once_a_second_and_ended(
     stop.receive(attempt)
     stop.receive(ReceivedSignal(number=signal.SIGINT, sender_pid=43))
     assert ended == [42, 43]
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 2, "that it is ended, and the first of the other signal"
     assert not stop.asked
 
 
