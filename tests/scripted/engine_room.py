@@ -78,6 +78,10 @@ class EngineRoom:
         """Whether a process of the room, by its number in there, runs."""
         return self._ask(f"runs {pid}") == "yes"
 
+    def kill_containerd(self) -> None:
+        """Kill the engine's containerd, which the engine starts again."""
+        self._ask("containerd")
+
     def cut_power(self) -> None:
         """Kill the engine and everything that it started at once."""
         self._ask("cut")
@@ -231,20 +235,39 @@ class _FirstProcess:
     def _runs(pid: int) -> str:
         return "yes" if _is_there(pid) else "no"
 
+    @staticmethod
+    def _containerd() -> None:
+        found = [pid for pid in _processes() if _name(pid) == "containerd"]
+        if not found:
+            raise OSError("the engine has no containerd of its own")
+        for pid in found:
+            _send_and_wait(pid, signal.SIGKILL)
+
     def _cut(self) -> None:
         self._dockerd = 0
-        others = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+        others = _processes()
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         for pid in others:
-            if pid != os.getpid():
-                _wait(pid)
+            _wait(pid)
 
     @staticmethod
     def _reap(_number: int, _frame: object) -> None:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _processes() -> list[int]:
+    """The other processes of the room."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid()]
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/comm").read_text("utf-8").strip()
+    return ""
 
 
 def _is_there(pid: int) -> bool:

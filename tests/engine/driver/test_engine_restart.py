@@ -174,6 +174,25 @@ async def test_an_exit_while_the_engine_is_away_is_judged_when_it_is_back(
             await _delete(link, wanted.id)
 
 
+@pytest.mark.slow  # the engine takes a quarter of a minute to find its containerd again
+@pytest.mark.parametrize(("component", "code"), [(Component.SUPERVISOR, 6), (Component.WORKLOAD, 7)])
+async def test_field_report_54_an_exit_while_containerd_is_away_is_judged(
+    place: Place, component: Component, code: int
+) -> None:
+    bench = place.bench
+    async with bench.running(resync_interval_seconds=1) as (_, link):
+        lost = bench.sandbox("late-6.lost")
+        await bench.launch(link, lost)
+        pid = place.state(lost.id, component)["Pid"]
+        await asyncio.to_thread(place.room.kill_containerd)
+        await asyncio.to_thread(place.room.signal, pid, signal.SIGUSR1)
+        _, event = await link.wait(lambda e: e.platform_event.event.type == "Warning", seconds=60)
+        verdict = Verdict.from_metadata(event.platform_event.event.metadata)
+        assert verdict is not None
+        assert (verdict.component, verdict.exit_code) == (component, code)
+        await _delete(link, lost.id)
+
+
 @pytest.mark.parametrize("place", [False], indirect=True, ids=["without live-restore"])
 @pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
 async def test_without_live_restore_both_end_and_a_start_brings_the_sandbox_back(
