@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -137,6 +137,16 @@ class GatewayBench:
         self.driver.backend_ready(sandbox.metadata.id)
         await supervisor.run()
         return await self.until(lambda seen: seen.status.phase == pb.SANDBOX_PHASE_READY, name), supervisor
+
+
+async def refused(call: Awaitable[Any], code: grpc.StatusCode, text: str = "") -> grpc.aio.AioRpcError:
+    """A call that the gateway refuses with that code and a text that holds `text`."""
+    try:
+        await call
+    except grpc.aio.AioRpcError as error:
+        assert (error.code(), text in (error.details() or "")) == (code, True), error.details()
+        return error
+    raise AssertionError(f"not refused with {code.name}")
 
 
 async def read(call: grpc.aio.UnaryStreamCall[Any, pb.SandboxStreamEvent]) -> pb.SandboxStreamEvent:

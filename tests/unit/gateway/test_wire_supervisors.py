@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from datetime import UTC, timedelta
 from typing import Any
 
 import grpc
 import pytest
 from scripted.compute_driver import condition
-from scripted.gateway_bench import WORKSPACE, GatewayBench, condition_of, ready, rest
-from scripted.supervisor import DEFAULT_POLICY, ScriptedSupervisor
+from scripted.gateway_bench import GatewayBench, condition_of, ready, refused, rest
 
-from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
-from openshell.wire.sandbox.v1 import sandbox_pb2
 from openshell.wire.v1 import openshell_pb2 as pb
 
 PENDING = pb.CONFIGURATION_ADMISSION_STATE_PENDING
@@ -21,12 +16,6 @@ ACCEPTED = pb.CONFIGURATION_ADMISSION_STATE_ACCEPTED
 REJECTED = pb.CONFIGURATION_ADMISSION_STATE_REJECTED
 GATEWAY_TEXT = "Effective configuration could not be activated; replace the policy or repair attached providers"
 FAST = {"heartbeat_interval_seconds": 0.05}
-
-
-async def refused(call: Awaitable[Any], code: grpc.StatusCode, text: str = "") -> None:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    assert (caught.value.code(), text in (caught.value.details() or "")) == (code, True), caught.value.details()
 
 
 async def test_ready_needs_backend_admission_and_session(bench: GatewayBench) -> None:
@@ -155,95 +144,6 @@ async def test_the_gateways_stop_and_a_delete_end_a_session_differently(bench: G
     assert await watch.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_policies_are_written_back_and_loaded(bench: GatewayBench) -> None:
-    supervisor = bench.supervisor(await bench.create())
-    before = await supervisor.configuration()
-    assert (before.HasField("policy"), before.version, before.configuration_admitted, before.configuration_error) == (
-        False, 0, False, ""
-    )  # fmt: skip
-    await supervisor.admit()
-    after = await supervisor.configuration()
-    assert (after.version, after.configuration_admitted, after.workspace) == (1, True, "default")
-    assert after.config_revision > before.config_revision
-    assert after.configuration_instance_id == supervisor.instance_id
-    again = pb.UpdateConfigRequest(sandbox="alpha", policy=after.policy)
-    assert (await supervisor.stub.UpdateConfig(again, metadata=supervisor.metadata)).version == 1
-    assert await supervisor.configuration() == after
-    loaded = pb.ReportPolicyStatusRequest(sandbox_id=supervisor.sandbox_id, version=1, status=pb.POLICY_STATUS_LOADED)
-    await supervisor.stub.ReportPolicyStatus(loaded, metadata=supervisor.metadata)
-    assert (await bench.get()).status.current_policy_version == 1
-    environment = await supervisor.stub.GetSandboxProviderEnvironment(
-        pb.GetSandboxProviderEnvironmentRequest(sandbox_id=supervisor.sandbox_id), metadata=supervisor.metadata
-    )
-    assert dict(environment.environment) == {}
-    assert environment.provider_env_revision == after.provider_env_revision
-    assert environment.policy_hash == after.policy_hash
-
-
-async def test_a_written_back_policy_gives_its_attempt_more_time(bench: GatewayBench) -> None:
-    sandbox = await bench.create()
-    before = sandbox.status.provisioning
-    assert before.configuration_change_id == f"initial:{before.attempt_id}"
-    assert before.configuration_change_time == sandbox.metadata.created_time
-    supervisor = bench.supervisor(sandbox)
-    await supervisor.report(PENDING)
-    bench.clock.ahead = timedelta(seconds=200)
-    await supervisor.admit()
-    after = (await bench.get()).status.provisioning
-    assert after.configuration_change_id == "policy:1"
-    moved = after.configuration_change_time.ToDatetime(tzinfo=UTC)
-    assert moved >= before.configuration_change_time.ToDatetime(tzinfo=UTC) + timedelta(seconds=200)
-    assert after.deadline.ToDatetime(tzinfo=UTC) == moved + timedelta(seconds=300)
-    bench.clock.ahead = timedelta(seconds=450)
-    bench.driver.backend_ready(sandbox.metadata.id)
-    await supervisor.connect()
-    await bench.until_reason("DependenciesReady")
-
-
-async def test_a_repeated_write_back_is_replayed_to_its_supervisor_only(bench: GatewayBench) -> None:
-    first, second = bench.supervisor(await bench.create("one")), bench.supervisor(await bench.create("two"))
-    request = pb.UpdateConfigRequest(policy=DEFAULT_POLICY, request_id="11111111-1111-4111-8111-111111111111")
-    await first.stub.UpdateConfig(request, metadata=first.metadata)
-    again = first.stub.UpdateConfig(request, metadata=first.metadata)
-    assert (await again).version == 1
-    assert ("openshell-replayed", "true") in [*(await again.initial_metadata())]
-    request.annotations["other"] = "payload"
-    changed = first.stub.UpdateConfig(request, metadata=first.metadata)
-    await refused(changed, grpc.StatusCode.INVALID_ARGUMENT, "another request")
-    theirs = second.stub.UpdateConfig(request, metadata=second.metadata)
-    assert (await theirs).version == 1
-    assert ("openshell-replayed", "true") not in [*(await theirs.initial_metadata())]
-
-
-async def test_policy_reports_that_mean_nothing(bench: GatewayBench) -> None:
-    supervisor = bench.supervisor(await bench.create())
-    invalid = grpc.StatusCode.INVALID_ARGUMENT
-
-    def report(sandbox_id: str, version: int, status: pb.PolicyStatus.ValueType) -> Awaitable[Any]:
-        request = pb.ReportPolicyStatusRequest(sandbox_id=sandbox_id, version=version, status=status)
-        return supervisor.stub.ReportPolicyStatus(request, metadata=supervisor.metadata)
-
-    own = supervisor.sandbox_id
-    await refused(report("", 1, pb.POLICY_STATUS_LOADED), invalid, "sandbox_id is required")
-    await refused(report(own, 0, pb.POLICY_STATUS_LOADED), invalid, "version is required")
-    await refused(report(own, 1, pb.POLICY_STATUS_PENDING), invalid, "status must be LOADED or FAILED")
-    await refused(report(own, 7, pb.POLICY_STATUS_LOADED), grpc.StatusCode.NOT_FOUND, "policy revision not found")
-
-
-async def test_a_supervisor_may_write_a_policy_and_nothing_else(bench: GatewayBench) -> None:
-    supervisor = bench.supervisor(await bench.create())
-    update, meta = supervisor.stub.UpdateConfig, supervisor.metadata
-    denied, invalid = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.INVALID_ARGUMENT
-    everywhere = pb.UpdateConfigRequest()
-    setattr(everywhere, "global", True)
-    await refused(update(pb.UpdateConfigRequest(sandbox="other"), metadata=meta), denied)
-    await refused(update(pb.UpdateConfigRequest(setting_key="k"), metadata=meta), denied, "setting_key")
-    await refused(update(everywhere, metadata=meta), denied, "global")
-    await refused(update(pb.UpdateConfigRequest(), metadata=meta), invalid, "policy is required")
-    root = sandbox_pb2.SandboxPolicy(process=sandbox_pb2.ProcessPolicy(run_as_user="0"))
-    await refused(update(pb.UpdateConfigRequest(policy=root), metadata=meta), invalid, "privileges")
-
-
 async def test_an_unflagged_rejection_can_be_repaired(bench: GatewayBench) -> None:
     sandbox = await bench.create()
     supervisor = bench.supervisor(sandbox)
@@ -342,100 +242,6 @@ async def test_the_main_process_ends(
     await refused(stub.ReportMainProcessExit(report, metadata=meta), grpc.StatusCode.FAILED_PRECONDITION)
     report.instance_id = "another"
     await refused(stub.ReportMainProcessExit(report, metadata=meta), grpc.StatusCode.FAILED_PRECONDITION)
-
-
-async def test_tokens_are_renewed(bench: GatewayBench) -> None:
-    _, supervisor = await bench.ready()
-    fresh = await supervisor.stub.RefreshSandboxToken(pb.RefreshSandboxTokenRequest(), metadata=supervisor.metadata)
-    assert fresh.sandbox_token
-    assert fresh.session_id
-    assert fresh.credential_epoch == 1
-    supervisor.metadata = (("authorization", f"Bearer {fresh.token}"),)
-    await supervisor.configuration()
-
-
-async def test_an_expired_token_is_called_expired(bench: GatewayBench) -> None:
-    supervisor = bench.supervisor(await bench.create())
-    await supervisor.configuration()
-    bench.clock.ahead = timedelta(hours=1, seconds=31)
-    expired = grpc.StatusCode.UNAUTHENTICATED
-    await refused(supervisor.configuration(), expired, "token has expired")
-    update = supervisor.stub.UpdateConfig(pb.UpdateConfigRequest(), metadata=supervisor.metadata)
-    await refused(update, expired, "token has expired")
-    renewal = supervisor.stub.RefreshSandboxToken(pb.RefreshSandboxTokenRequest(), metadata=supervisor.metadata)
-    await refused(renewal, expired, "token has expired")
-
-
-@pytest.mark.parametrize("bench", [{"nonexpiring_gateway_tokens": True}], indirect=True)
-async def test_a_supervisor_whose_token_never_expires_outlives_the_gateways_absence(bench: GatewayBench) -> None:
-    _, supervisor = await bench.ready()
-    await bench.gateway.stop()
-    bench.clock.ahead = timedelta(days=30)
-    await bench.start_gateway()
-    returned = ScriptedSupervisor(bench.target, bench.driver.created[0])
-    returned.instance_id = supervisor.instance_id
-    try:
-        renewal = returned.stub.RefreshSandboxToken(pb.RefreshSandboxTokenRequest(), metadata=returned.metadata)
-        assert not (fresh := await renewal).HasField("expiration_time")
-        assert fresh.sandbox_expiration_time.ToDatetime(tzinfo=UTC) > bench.clock()
-        await returned.connect()
-        await bench.until_reason("DependenciesReady")
-        await bench.delete()
-        await bench.until_gone()
-        await refused(returned.configuration(), grpc.StatusCode.NOT_FOUND)
-    finally:
-        await returned.close()
-
-
-def sandbox_calls(supervisor: ScriptedSupervisor, sandbox_id: str) -> dict[str, Any]:
-    admission = pb.SandboxConfigurationAdmission(instance_id=supervisor.instance_id, state=PENDING)
-    return {
-        "ReportSandboxConfiguration": pb.ReportSandboxConfigurationRequest(sandbox_id=sandbox_id, admission=admission),
-        "ReportPolicyStatus": pb.ReportPolicyStatusRequest(
-            sandbox_id=sandbox_id, version=1, status=pb.POLICY_STATUS_LOADED
-        ),
-        "GetSandboxProviderEnvironment": pb.GetSandboxProviderEnvironmentRequest(sandbox_id=sandbox_id),
-        "ReportMainProcessExit": pb.ReportMainProcessExitRequest(sandbox_id=sandbox_id, instance_id="i"),
-        "FinalizeMainProcessExit": pb.FinalizeMainProcessExitRequest(sandbox_id=sandbox_id, instance_id="i"),
-    }
-
-
-async def test_a_supervisor_speaks_for_its_own_sandbox_only(bench: GatewayBench) -> None:
-    first, second = await bench.create("one"), await bench.create("two")
-    supervisor = bench.supervisor(first)
-    for name, request in sandbox_calls(supervisor, second.metadata.id).items():
-        method = getattr(supervisor.stub, name)
-        await refused(method(request, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED)
-        await refused(method(request), grpc.StatusCode.UNAUTHENTICATED)
-        bad = (("authorization", "Bearer nonsense"),)
-        await refused(method(request, metadata=bad), grpc.StatusCode.UNAUTHENTICATED)
-    other = sandbox_pb2.GetSandboxConfigRequest(name="two")
-    await refused(
-        supervisor.stub.GetSandboxConfig(other, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
-    )
-    elsewhere = sandbox_pb2.GetSandboxConfigRequest(name="one", workspace_scope=WorkspaceSelector(workspace="else"))
-    await refused(
-        supervisor.stub.GetSandboxConfig(elsewhere, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
-    )
-    listing = pb.ListSandboxesRequest(workspace_scope=WORKSPACE)
-    await refused(
-        supervisor.stub.ListSandboxes(listing, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
-    )
-    call = supervisor.stub.ConnectSupervisor()
-    await call.write(pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id=supervisor.sandbox_id)))
-    assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_a_token_outlives_its_sandbox_without_effect(bench: GatewayBench) -> None:
-    sandbox = await bench.create()
-    supervisor = bench.supervisor(sandbox)
-    bench.driver.delete_answers = False
-    await bench.delete()
-    replacement = await bench.create()
-    for name, request in sandbox_calls(supervisor, sandbox.metadata.id).items():
-        method = getattr(supervisor.stub, name)
-        await refused(method(request, metadata=supervisor.metadata), grpc.StatusCode.NOT_FOUND, "sandbox not found")
-    assert (await bench.get()).metadata.id == replacement.metadata.id
 
 
 def _warning() -> Any:
