@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 START_TIMEOUT_SECONDS = 60.0
+END_NOTICE_SECONDS = 1.0
+"""How long a command that may be dying is given to have ended."""
 STOP_TIMEOUT_SECONDS = 10.0
 
 # Asks the kernel to end the command when the demo itself is killed, then becomes the command.
@@ -57,14 +59,18 @@ class Command:
                 return line.removeprefix(prefix).strip()
 
     def raise_if_ended(self) -> None:
-        """Say so where it has ended though nobody asked it to.
+        """Say so where it has ended though nobody asked it to, or does within a moment.
+
+        A command that dies closes its connections first, so a call may fail before the command counts as ended.
 
         Raises:
             CommandError: It has ended.
         """
-        code = self.process.poll()
-        if code is not None:
-            raise CommandError(f"{self.name} ended with code {code}{self._tail()}")
+        try:
+            code = self.process.wait(END_NOTICE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return
+        raise CommandError(f"{self.name} ended with code {code}{self._tail()}")
 
     def _tail(self) -> str:
         lines = self.log_path.read_text("utf-8", errors="replace").splitlines()[-15:]
