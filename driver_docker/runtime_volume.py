@@ -76,6 +76,7 @@ class RuntimeVolumes:
         """Remove every runtime volume of this driver that no container mounts."""
         for volume in await self._engine.list_volumes(self._labels):
             if labels.SANDBOX_ID not in volume.labels and volume.name.startswith("openshell-runtime-"):
+                await self._remove(_filler(volume.name))  # left where the engine went away in the middle
                 with contextlib.suppress(EngineConflictError, EngineAbsentError):
                     await self._engine.remove_volume(volume.name)
                 self._complete.discard(volume.name)
@@ -98,7 +99,7 @@ class RuntimeVolumes:
     async def _fill(self, name: str, image: ImageFacts, reference: str, *, fresh: bool) -> bool:
         """Create the container that fills an empty volume; whether the volume is complete afterwards."""
         spec = ContainerSpec(
-            name=f"{name}-fill",
+            name=_filler(name),
             image=image.image_id,
             entrypoint=(RUNTIME_ENTRY,),
             labels=self._labels | {labels.ISOLATION_ROLE: labels.Role.STAGING.value},
@@ -141,6 +142,11 @@ class RuntimeVolumes:
         if packed is None:
             raise RuntimeVolumeError(f"{_STANDALONE_BINARY} of sandbox runtime image {reference} is not a file")
         await self._engine.put_archive(container, RUNTIME_DIR, packed)
+
+
+def _filler(volume: str) -> str:
+    """The name of the container that fills a volume."""
+    return f"{volume}-fill"
 
 
 def _repacked(tar: bytes) -> bytes | None:

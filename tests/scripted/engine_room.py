@@ -63,7 +63,7 @@ class EngineRoom:
         return _log(self.folder).read_text("utf-8", "replace")
 
     def start(self, *, live_restore: bool) -> None:
-        """Start the engine, and return when it serves."""
+        """Start the engine, and return when it serves; one that runs already is left as it is."""
         self._ask(f"start {int(live_restore)}")
 
     def end(self, number: signal.Signals) -> None:
@@ -184,6 +184,8 @@ class _FirstProcess:
         self._notify.settimeout(0.2)
 
     def _start(self, live_restore: int) -> None:
+        if self._dockerd and _is_there(self._dockerd):
+            return
         with _log(self._folder).open("ab") as log:
             self._dockerd = subprocess.Popen(
                 [

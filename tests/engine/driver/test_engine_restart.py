@@ -71,6 +71,7 @@ def place(
     room.start(live_restore=live_restore)
     bench = make_bench(room.docker_host, client, stubs)
     yield Place(room=room, client=client, bench=bench, live_restore=live_restore)
+    room.start(live_restore=live_restore)  # where the test failed in between
     left = bench.left_over()
     bench.clear()
     assert left == []
@@ -101,6 +102,17 @@ async def _ready_after_starting(link: ComputeGateway, sandbox_id: str, seen: int
     )
     position = next(index for index, (_, event) in enumerate(link.events) if event is starting)
     await wait_ready_again(link, sandbox_id, position)
+
+
+async def _created(link: ComputeGateway, sandbox: pb.DriverSandbox) -> None:
+    """Create a sandbox as soon as the driver has found the engine again."""
+    while True:
+        try:
+            await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=sandbox))
+        except grpc.aio.AioRpcError as error:
+            assert error.code() is grpc.StatusCode.UNAVAILABLE
+        else:
+            return
 
 
 async def _delete(link: ComputeGateway, sandbox_id: str) -> None:
@@ -172,6 +184,27 @@ async def test_an_exit_while_the_engine_is_away_is_judged_when_it_is_back(
         assert _told(link, kept.id, seen) == ["BackendReady"]
         for wanted in (lost, kept):
             await _delete(link, wanted.id)
+
+
+@pytest.mark.parametrize("number", ENDS, ids=lambda number: number.name)
+@pytest.mark.parametrize(("moment", "again"), [("Scheduled", False), ("Scheduled", True), ("Created", True)])
+async def test_an_engine_that_ends_in_a_launch_costs_that_launch_alone(
+    place: Place, number: signal.Signals, moment: str, again: bool
+) -> None:
+    bench = place.bench
+    async with bench.running(resync_interval_seconds=1) as (_, link):
+        cut = bench.sandbox("cut")
+        await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=cut))
+        await link.wait(lambda e: e.platform_event.event.reason == moment)
+        await place.end(number)
+        observed = await link.wait_ready(cut.id)
+        await place.start()
+        if again and ready(observed).reason != "BackendReady":  # it may have been faster than the engine's end
+            seen = len(link.events)
+            await asyncio.wait_for(_created(link, cut), 30)
+            await wait_ready_again(link, cut.id, seen)
+        await _delete(link, cut.id)
+    # The fixture sees that nothing is left once the driver has ended.
 
 
 @pytest.mark.slow  # the engine takes a quarter of a minute to find its containerd again
