@@ -116,12 +116,15 @@ def _words(answer: requests.Response) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost operating system error, which is what a reader can act on."""
+    """The innermost operating system error, which is what a reader can act on, else the innermost error's words."""
     seen: BaseException | None = error
+    told = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.strerror:
             return seen.strerror
         inner = [argument for argument in seen.args if isinstance(argument, BaseException)]
         reason = getattr(seen, "reason", None)
-        seen = inner[-1] if inner else reason if isinstance(reason, BaseException) else seen.__context__
-    return public_text(str(error), limit_bytes=256)
+        wrapped = inner[-1] if inner else reason if isinstance(reason, BaseException) else None
+        told = wrapped or told
+        seen = wrapped or seen.__context__
+    return public_text(str(told), limit_bytes=256)

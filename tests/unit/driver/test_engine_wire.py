@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from datetime import UTC, datetime
 
@@ -177,3 +178,22 @@ def test_an_engine_that_cannot_be_asked_is_never_absent(fault: Exception, kind: 
     assert not isinstance(raised.value, EngineAbsentError)
     assert raised.value.retryable
     assert "container c" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (
+            http.client.RemoteDisconnected("Remote end closed connection without response"),
+            "Remote end closed connection without response",
+        ),
+    ],
+)
+def test_the_cause_is_told_in_its_own_words(fault: Exception, cause: str) -> None:
+    def send() -> requests.Response:
+        raise requests.exceptions.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", fault))
+
+    with pytest.raises(EngineUnreachableError) as raised:
+        checked(send, "container c")
+    assert raised.value.message == f"the engine cannot be reached about container c: {cause}"
