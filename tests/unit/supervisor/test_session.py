@@ -121,7 +121,7 @@ async def is_ready(path: Path) -> bool:
 async def test_says_hello_and_keeps_the_heartbeat_that_the_gateway_names(
     fake: FakeGateway, gateway: GrpcGateway, timing: Timing
 ) -> None:
-    fake.heartbeat_seconds = 0.02
+    fake.heartbeat_seconds = 0.2
     async with running(gateway, timing):
         session = await fake.sessions.get()
         assert (session.hello.sandbox_id, session.hello.instance_id) == (SANDBOX_ID, INSTANCE_ID)
@@ -167,7 +167,7 @@ async def test_a_gateway_restart_is_survived(
 async def test_a_silent_gateway_is_given_up_after_three_heartbeats(
     fake: FakeGateway, gateway: GrpcGateway, timing: Timing
 ) -> None:
-    fake.heartbeat_seconds = 0.03
+    fake.heartbeat_seconds = 0.1
     async with running(gateway, timing):
         silent = await fake.sessions.get()
         await fake.sessions.get()
@@ -177,7 +177,7 @@ async def test_a_silent_gateway_is_given_up_after_three_heartbeats(
 async def test_a_gateway_that_is_heard_keeps_its_session(
     fake: FakeGateway, gateway: GrpcGateway, timing: Timing
 ) -> None:
-    fake.heartbeat_seconds = 0.05
+    fake.heartbeat_seconds = 0.2
     async with running(gateway, timing):
         session = await fake.sessions.get()
         for _ in range(8):  # well beyond three intervals
