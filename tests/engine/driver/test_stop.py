@@ -9,7 +9,7 @@ import pytest
 from scripted.compute_gateway import launch_authentication, ready
 from scripted.retained import start, stop, stopped, wait_ready_again
 
-from driver_docker import engine_docker
+from driver_docker.engine_connection import EngineConnection
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ async def test_field_report_41_a_grace_longer_than_the_engine_clients_timeout_is
         wanted = bench.sandbox()
         wanted.spec.log_level = "stubborn"
         await bench.launch(link, wanted)
-        monkeypatch.setattr(engine_docker, "_REQUEST_TIMEOUT_SECONDS", 1.0)
+        # Of every request that names none of its own.
+        defaults = (EngineConnection.ask.__kwdefaults__ or {}) | {"timeout_seconds": 2.0}
+        monkeypatch.setattr(EngineConnection.ask, "__kwdefaults__", defaults)
         await stop(link, wanted.id)
         assert await stopped(link, wanted.id)
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
