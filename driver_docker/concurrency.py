@@ -38,19 +38,23 @@ async def together(*coroutines: Coroutine[Any, Any, Any]) -> tuple[Any, ...]:
     """Run coroutines side by side and return their results in order.
 
     When one fails the others are cancelled and awaited, and its error alone is raised, so that nothing goes on behind
-    the caller's back.
+    the caller's back. Unlike a task group, it never cancels the calling task, whose count of cancellations would stay
+    raised, and never takes an error of theirs for the end of a cancellation.
+
+    Raises:
+        asyncio.CancelledError: The calling task was cancelled, if only while they were being ended; all have ended.
     """
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as failures:
-        raise _first(failures) from None
+        first, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await settled(asyncio.gather(*tasks, return_exceptions=True))
+    for task in tasks:
+        if task in first and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
     return tuple(task.result() for task in tasks)
-
-
-def _first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    inner = failures.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
 async def uninterrupted(coroutine: Coroutine[Any, Any, A]) -> A:
@@ -124,9 +128,8 @@ class Background:
             self._on_error(task.get_name(), error)
 
     async def close(self) -> None:
-        """Cancel what is left and wait for it."""
-        tasks = tuple(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        """Cancel what is left and wait for it, and for what that starts at its end."""
+        while tasks := tuple(self._tasks):
+            for task in tasks:
+                task.cancel()
             await asyncio.wait(tasks)

@@ -110,8 +110,10 @@ class Provisioner:
         except Exception as error:
             if not isinstance(error, DriverError):
                 services.log_of(sandbox).exception("launch failed unexpectedly")
-            await uninterrupted(self.conclude_failed(sandbox, error))
-            await self.clear_failed(sandbox)
+            try:
+                await uninterrupted(self.conclude_failed(sandbox, error))
+            finally:
+                self._background.spawn(self.clear_failed(sandbox), name=f"clear {sandbox.sandbox_id}")
 
     async def conclude_failed(self, sandbox: Sandbox, error: Exception) -> None:
         """Record and tell why a launch failed; the failed record stays until it is deleted."""

@@ -86,10 +86,8 @@ class Starter:
                 if sandbox.record.phase is RecordPhase.STARTING:
                     await self._go_on_with(sandbox, launch)
                     return
-            if has_launch(sandbox):  # it is being concluded, and must not act beside the next
-                await end_launch(sandbox)
-                # What it had left to do comes after this turn, in case this start is refused.
-                self._background.spawn(self._exits.finish(sandbox), name=f"finish {sandbox.sandbox_id}")
+            # One that is being concluded must not act beside the next. What it has left to do follows this turn.
+            await end_launch(sandbox)
             record = sandbox.record
             facts = await self._relauncher.look_at_workload(sandbox)
             if facts is None or facts.status is ContainerStatus.REMOVING:
@@ -253,9 +251,11 @@ class Starter:
         except Exception as error:
             if not isinstance(error, DriverError):
                 services.log_of(sandbox).exception("start failed unexpectedly")
-            await uninterrupted(self._conclude_failed(sandbox, error))
-            # Unlike after a failed create, the workload and its volumes are kept.
-            await self._exits.finish(sandbox)
+            try:
+                await uninterrupted(self._conclude_failed(sandbox, error))
+            finally:
+                # Unlike after a failed create, the workload and its volumes are kept.
+                self._background.spawn(self._exits.finish(sandbox), name=f"finish {sandbox.sandbox_id}")
 
     async def _conclude_failed(self, sandbox: Sandbox, error: Exception) -> None:
         """Record and tell why a start failed."""

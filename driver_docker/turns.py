@@ -7,9 +7,10 @@
 * **A launch is the one thing that acts without the lock**, since it may take minutes: the task that carries out a
   create or a start. It begins within a turn, which lasts from the reservation until `launch_task` is set. A later turn
   joins it (a start that is asked for twice) or ends it *before* it does anything itself: `end_launch` cancels the task
-  once and awaits it, within the turn. So no verb acts beside a launch, and no launch begins behind a verb's back. For
-  what is to be done after it (removing what failed) a launch takes a turn like anybody else; it may be ended while it
-  waits for that, and who ends it does the rest.
+  and awaits it, within the turn. So no verb acts beside a launch, and no launch begins behind a verb's back.
+* **A launch takes no turn**, or whoever ends it within one would wait for ever. What is to be done after one that failed
+  (removing, ending its containers) is a task of its own that takes a turn, begun whether or not the launch is being
+  ended: it finds done what a verb was faster with.
 * **An ended launch leaves nothing under way and nothing half told.** Calls that change the engine or the disk are
   awaited to their end, however often the task is cancelled (`WorkerPool.run`), and so is the conclusion, which goes
   from the decision that a launch came through or failed to the record and the news of it (`uninterrupted`).
@@ -46,8 +47,6 @@ async def end_launch(sandbox: Sandbox) -> None:
     The phase may be another one afterwards: a launch that was about to come through or to fail has done so.
     """
     task = sandbox.launch_task
-    if task is None or task.done():
-        return
-    if not task.cancelling():
+    if task is not None and not task.done():
         task.cancel()
-    await asyncio.wait([task])
+        await asyncio.wait([task])
