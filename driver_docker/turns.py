@@ -8,9 +8,9 @@
   create or a start. It begins within a turn, which lasts from the reservation until `launch_task` is set. A later turn
   joins it (a start that is asked for twice) or ends it *before* it does anything itself: `end_launch` cancels the task
   and awaits it, within the turn. So no verb acts beside a launch, and no launch begins behind a verb's back.
-* **A launch takes no turn**, or whoever ends it within one would wait for ever. What is to be done after one that failed
-  (removing, ending its containers) is a task of its own that takes a turn, begun whether or not the launch is being
-  ended: it finds done what a verb was faster with.
+* **A launch takes no turn**, or whoever ends it within one would wait for ever. What is to be done after one that
+  failed (removing, ending its containers) is a task of its own that takes a turn, begun whether or not the launch is
+  being ended: it finds done what a verb was faster with.
 * **An ended launch leaves nothing under way and nothing half told.** Calls that change the engine or the disk are
   awaited to their end, however often the task is cancelled (`WorkerPool.run`), and so is the conclusion, which goes
   from the decision that a launch came through or failed to the record and the news of it (`uninterrupted`).

@@ -17,7 +17,7 @@ from scripted.compute_gateway import launch_authentication
 from scripted.memory_engine import MemoryDriver, memory_driver
 
 from driver_docker import labels
-from driver_docker.concurrency import uninterrupted
+from driver_docker.concurrency import together, uninterrupted
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineRefusedError, EngineTimeoutError
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import DriverError, ProvisioningError
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 ID = "sb"
 STEPS = 60
+LONGEST_SECONDS = 60
+"""After which verbs wait for each other rather than for a busy machine."""
 LAUNCH = launch_authentication()
 
 
@@ -145,6 +147,11 @@ class Played:
         if not self._engine.is_steady and self._chance.random() < 0.2:
             raise EngineTimeoutError("no answer")
 
+    async def _checked(self) -> None:
+        """What goes on beside a creation, as of the other container or of the images, and may fail first."""
+        await self._engine.pause()
+        self._may_fail()
+
     async def _becomes_healthy(self) -> None:
         for _ in range(self._chance.randrange(4)):
             await self._engine.pause()
@@ -152,10 +159,11 @@ class Played:
 
     async def launch(self, sandbox: Sandbox, *_: Any) -> None:
         """As of a create."""
-        workload, supervisor = await self._engine.make(labels.Role.SANDBOX), await self._engine.make(_SUPERVISOR)
+        workload, supervisor, _checked = await together(
+            self._engine.make(labels.Role.SANDBOX), self._engine.make(_SUPERVISOR), self._checked()
+        )
         sandbox.record = replace(sandbox.record, workload_id=workload, supervisor_id=supervisor)
         await self._services.save(sandbox)
-        self._may_fail()
         await self._engine.run(workload)
         await self._engine.run(supervisor)
         await self._becomes_healthy()
@@ -166,7 +174,7 @@ class Played:
             sandbox.record = replace(sandbox.record, supervisor_id="")
             await self._engine.remove_container(old)
         workload = sandbox.record.workload_id
-        self._may_fail()
+        await together(self._checked(), uninterrupted(self._checked()))
         sandbox.begin_run(workload, stream=0)
         await self._engine.run(workload)
         supervisor = await self._engine.make(_SUPERVISOR)
@@ -240,7 +248,9 @@ async def test_whatever_verbs_meet_what_is_told_is_so(
             asked.append(asyncio.create_task(_verb(driver, observer, chance, number)))
             for _ in range(chance.choice((0, 1, 6, 25, 80, 150))):
                 await asyncio.sleep(0)
-        for outcome in await asyncio.gather(*asked, return_exceptions=True):
+        async with asyncio.timeout(LONGEST_SECONDS):
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+        for outcome in outcomes:
             assert outcome is None or isinstance(outcome, DriverError | bool), outcome
         engine.is_steady = True
         driver.failures.clear()  # verbs whose refusal nobody waited for

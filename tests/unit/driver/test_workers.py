@@ -140,6 +140,53 @@ async def test_one_failure_ends_what_runs_beside_it_and_is_raised_alone() -> Non
     assert cancelled.is_set()
 
 
+async def _settles_late(done: asyncio.Event) -> None:
+    await uninterrupted(done.wait())
+
+
+async def _fails() -> None:
+    raise DriverError("told")
+
+
+async def test_a_failure_of_one_leaves_no_cancellation_with_the_task_that_waited_for_both() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    with pytest.raises(DriverError, match="told"):
+        await together(asyncio.Event().wait(), _fails())
+    assert task.cancelling() == 0
+
+
+async def test_a_cancellation_while_the_others_are_being_ended_is_not_lost() -> None:
+    done = asyncio.Event()
+    waiting = asyncio.create_task(together(_settles_late(done), _fails()))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    done.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+async def test_what_a_background_task_starts_at_its_end_is_ended_with_it() -> None:
+    background = Background(lambda *_: None)
+    started: list[asyncio.Task[None]] = []
+
+    async def ends_late() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            started.append(background.spawn(ends_never(), name="second"))
+
+    async def ends_never() -> None:
+        await asyncio.Event().wait()
+
+    background.spawn(ends_late(), name="first")
+    await asyncio.sleep(0)
+    await background.close()
+    assert [task.cancelled() for task in started] == [True]
+
+
 async def test_a_background_error_is_reported_and_the_rest_is_ended() -> None:
     seen: list[str] = []
     background = Background(lambda name, error: seen.append(f"{name}: {error}"))
