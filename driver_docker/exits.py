@@ -17,7 +17,7 @@ from driver_docker.engine import EngineAbsentError, EngineError
 from driver_docker.postmortem import Exit, examine
 from driver_docker.records import Failure, RecordPhase
 from driver_docker.services import now
-from driver_docker.teardown import remove_container
+from driver_docker.teardown import remove_container, stop_workload
 from driver_docker.verdict import LOST_CODE
 from openshell.verdicts import Component
 
@@ -98,7 +98,7 @@ class Exits:
     async def _both_ended(self, sandbox: Sandbox, record: SandboxRecord) -> None:
         run = sandbox.run
         try:
-            both = [await self._look_at(each) for each in (record.workload_id, record.supervisor_id)]
+            both = await self._look_at_both(record)
         except EngineError as error:
             # The order decides whom to blame, and nothing is known of it: the next look asks again.
             self._services.log_of(sandbox).warning("ends could not be looked at", error=error.message)
@@ -111,8 +111,7 @@ class Exits:
         # itself only after its recovery window. So a short lead of the supervisor's says nothing.
         workload, supervisor = (facts.finished_at if facts is not None else None for facts in both)
         first = workload is None or supervisor is None or supervisor + _SHUTDOWN_SPREAD >= workload
-        sandbox.workload_ended_first = first
-        sandbox.lost = all(facts is not None and facts.exit_code == LOST_CODE for facts in both)
+        sandbox.workload_ended_first = first = self._note_loss(sandbox, both) or first
         if first:
             self.ended(sandbox, Component.WORKLOAD)
             self.ended(sandbox, Component.SUPERVISOR)
@@ -122,16 +121,32 @@ class Exits:
             sandbox.judged |= ids
             await self._conclude(sandbox, self._supervisor_ended(sandbox, record.supervisor_id), ids)
 
-    async def _look_at(self, container: str) -> ContainerFacts | None:
-        """A container that ended; `None` where it is gone, and nobody can say any more.
+    async def _look_at_both(self, record: SandboxRecord) -> list[ContainerFacts | None]:
+        """Workload and supervisor; `None` for one that is gone, of which nobody can say any more.
 
         Raises:
             EngineError: The engine did not say.
         """
+        return [await self._look_at(each) for each in (record.workload_id, record.supervisor_id)]
+
+    async def _look_at(self, container: str) -> ContainerFacts | None:
+        if not container:
+            return None
         try:
             return await self._services.engine.inspect_container(container)
         except EngineAbsentError:
             return None
+
+    @staticmethod
+    def _note_loss(sandbox: Sandbox, both: list[ContainerFacts | None]) -> bool:
+        """Whether the engine has lost both containers, as it has when its machine was reset. Decided here alone.
+
+        However that is seen first, the workload counts as the one that ended first.
+        """
+        if not all(each is not None and not each.status.is_alive and each.exit_code == LOST_CODE for each in both):
+            return False
+        sandbox.lost = sandbox.workload_ended_first = True
+        return True
 
     def _is_news(self, sandbox: Sandbox, container: str) -> bool:
         return (
@@ -143,29 +158,31 @@ class Exits:
     async def _supervisor_ended(self, sandbox: Sandbox, container: str) -> bool:
         """Handle the end of a supervisor; whether that could be concluded."""
         run = sandbox.run
-        ended = await self._examine_supervisor(sandbox)
-        if ended.verdict.exit_code in _ORDERLY_CODES and ended.verdict.is_failure:
+        ended = await self._examine(sandbox, Component.SUPERVISOR)
+        if ended is not None and ended.verdict.exit_code in _ORDERLY_CODES and ended.verdict.is_failure:
             await self._settle(sandbox, container)
             if self._is_news(sandbox, container):
-                ended = await self._examine_supervisor(sandbox)
+                ended = await self._examine(sandbox, Component.SUPERVISOR)
         if sandbox.run != run:
             return True  # the answer is about an earlier run
-        if not self._is_news(sandbox, container) or not ended.verdict.is_exit:
+        if ended is None or not self._is_news(sandbox, container) or not ended.verdict.is_exit:
             return False
         if ended.verdict.is_failure:
             self._tell(sandbox, ended)
         await self._services.record_exit(sandbox, ended.verdict, ended.tail)
-        await self._take_down(sandbox, container, stop_workload=ended.verdict.is_failure)
+        await self._take_down(sandbox, container, workload_too=ended.verdict.is_failure)
         return True
 
     async def _workload_ended(self, sandbox: Sandbox, container: str) -> bool:
         """Handle the end of a workload; whether that could be concluded."""
         run = sandbox.run
-        ended = await examine(self._services, sandbox, Component.WORKLOAD)
+        ended = await self._examine(sandbox, Component.WORKLOAD)
         if sandbox.run != run:
             return True
         # No news while it is being stopped; if the engine refuses the stop, it is news again.
-        if not self._is_news(sandbox, container) or not ended.verdict.is_exit or self._is_old(sandbox, ended):
+        if ended is None or not self._is_news(sandbox, container):
+            return False
+        if not ended.verdict.is_exit or self._is_old(sandbox, ended):
             return False
         sandbox.workload = ended.facts or sandbox.workload
         if sandbox.record.failure is None:
@@ -177,7 +194,7 @@ class Exits:
         supervisor = sandbox.record.supervisor_id
         await self._wait(sandbox, lambda: sandbox.has_event(supervisor, "die", "destroy"), _FOLLOW_GRACE_SECONDS)
         if supervisor not in sandbox.judged and self._is_news(sandbox, supervisor):
-            await self._take_down(sandbox, supervisor, stop_workload=False)
+            await self._take_down(sandbox, supervisor, workload_too=False)
         return True
 
     @staticmethod
@@ -186,9 +203,25 @@ class Exits:
         fence = sandbox.record.fenced_finished_at
         return fence is not None and ended.facts is not None and ended.facts.finished_at == fence
 
-    async def _examine_supervisor(self, sandbox: Sandbox) -> Exit:
-        first = sandbox.workload_ended_first or sandbox.has_event(sandbox.record.workload_id, "die", "destroy")
-        return await examine(self._services, sandbox, Component.SUPERVISOR, workload_ended_first=first)
+    async def _examine(self, sandbox: Sandbox, component: Component) -> Exit | None:
+        """Say why a container ended; `None` where the engine does not say enough to conclude anything."""
+        services, record, run = self._services, sandbox.record, sandbox.run
+        follows = component is Component.SUPERVISOR and (
+            sandbox.workload_ended_first or sandbox.has_event(record.workload_id, "die", "destroy")
+        )
+        ended = await examine(services, sandbox, component, workload_ended_first=follows)
+        if ended.verdict.exit_code != LOST_CODE or sandbox.lost or sandbox.run != run:
+            return ended
+        try:
+            both = await self._look_at_both(record)
+        except EngineError as error:
+            services.log_of(sandbox).warning("ends could not be looked at", error=error.message)
+            return None
+        if sandbox.run != run or not self._note_loss(sandbox, both):
+            return ended
+        self.ended(sandbox, Component.WORKLOAD)
+        follows = component is Component.SUPERVISOR
+        return await examine(services, sandbox, component, workload_ended_first=follows)
 
     async def _settle(self, sandbox: Sandbox, container: str) -> None:
         """Wait for what would make an orderly exit an expected one: a Stop, or the workload's end."""
@@ -211,15 +244,19 @@ class Exits:
             "container ended", component=verdict.component.value, kind=verdict.kind.value, message=verdict.message
         )
 
-    async def _take_down(self, sandbox: Sandbox, supervisor: str, *, stop_workload: bool) -> None:
-        """Stop the workload of a lost supervisor, and remove the supervisor."""
+    async def _take_down(self, sandbox: Sandbox, supervisor: str, *, workload_too: bool) -> None:
+        """Stop the workload of a lost supervisor, and then remove the supervisor (compute-driver contract 5.10).
+
+        Where the workload runs on, the supervisor stays, and `finish` does both later.
+        """
         async with sandbox.lock:
             if not self._is_news(sandbox, supervisor):
                 return
             workload = sandbox.record.workload_id
-            if stop_workload and not sandbox.has_event(workload, "die", "destroy"):
+            if workload_too and not sandbox.has_event(workload, "die", "destroy"):
                 sandbox.intentional.add(workload)
-                await self._stop_workload(sandbox, workload)
+                if not await self._stop_workload(sandbox, workload):
+                    return
             sandbox.intentional.add(supervisor)
             try:
                 await remove_container(self._services.engine, supervisor)
@@ -233,8 +270,7 @@ class Exits:
             if record.phase is not RecordPhase.ACTIVE or record.failure is None:
                 return
             sandbox.intentional |= sandbox.container_ids
-            await self._stop_workload(sandbox, record.workload_id)
-            if not record.supervisor_id:
+            if not await self._stop_workload(sandbox, record.workload_id) or not record.supervisor_id:
                 return
             try:
                 await remove_container(self._services.engine, record.supervisor_id)
@@ -251,15 +287,19 @@ class Exits:
                 sandbox.intentional.add(workload)
                 await self._stop_workload(sandbox, workload)
 
-    async def _stop_workload(self, sandbox: Sandbox, workload: str) -> None:
-        engine = self._services.engine
+    async def _stop_workload(self, sandbox: Sandbox, workload: str) -> bool:
+        """Stop the workload; whether it has ended for certain."""
+        services = self._services
         try:
-            await engine.stop_container(workload, grace_seconds=self._services.config.stop_grace_seconds)
-            sandbox.workload = await engine.inspect_container(workload)
+            sandbox.workload = await stop_workload(
+                services.engine, workload, grace_seconds=services.config.stop_grace_seconds
+            )
         except EngineAbsentError:
-            return
+            return True
         except EngineError as error:
-            self._services.log_of(sandbox).error("workload not stopped", error=error.message)
+            services.log_of(sandbox).error("workload not stopped", error=error.message)
+            return False
+        return not sandbox.workload.status.is_alive
 
     @staticmethod
     async def _wait(sandbox: Sandbox, done: Callable[[], bool], seconds: float) -> None:

@@ -14,7 +14,7 @@ from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import RecordError, SandboxNotFoundError
 from driver_docker.records import RecordPhase
 from driver_docker.services import now
-from driver_docker.teardown import remove_auxiliaries
+from driver_docker.teardown import remove_auxiliaries, stop_workload
 from driver_docker.turns import LAUNCHING
 from openshell.verdicts import Component
 
@@ -121,15 +121,9 @@ class Stopper:
                     record.supervisor_id, grace_seconds=config.supervisor_stop_grace_seconds
                 )
         await remove_auxiliaries(self._engine, self._services.owner, sandbox.sandbox_id)
-        try:
-            await self._engine.stop_container(record.workload_id, grace_seconds=config.stop_grace_seconds)
-        except (EngineConflictError, EngineRefusedError):
-            if (await self._engine.inspect_container(record.workload_id)).status.is_alive:
-                # Older engines cannot stop a paused container.
-                with contextlib.suppress(EngineConflictError, EngineRefusedError):
-                    await self._engine.unpause_container(record.workload_id)
-                await self._engine.stop_container(record.workload_id, grace_seconds=config.stop_grace_seconds)
-        sandbox.workload = await self._engine.inspect_container(record.workload_id)
+        sandbox.workload = await stop_workload(
+            self._engine, record.workload_id, grace_seconds=config.stop_grace_seconds
+        )
 
     async def resume(self, sandbox: Sandbox) -> None:
         """Go on with a stop that was interrupted; what the engine refuses is tried again at the next look."""

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels
-from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
+from driver_docker.engine import (
+    EngineAbsentError,
+    EngineConflictError,
+    EngineError,
+    EngineRefusedError,
+    EngineUnreachableError,
+)
 
 if TYPE_CHECKING:
     from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ContainerFacts
 
 _ATTEMPTS: Final = 20
 _PAUSE_SECONDS: Final = 0.1
 _AUXILIARY_ROLES: Final = frozenset(labels.Role) - {labels.Role.SANDBOX}
+
+
+async def stop_workload(engine: Engine, container: str, *, grace_seconds: int) -> ContainerFacts:
+    """Stop a workload, also one that is paused or has ended, and look at it afterwards.
+
+    Returns:
+        How it is now. An engine may have answered that it was stopped although it runs.
+
+    Raises:
+        EngineAbsentError: It is gone.
+        EngineError: The engine cannot be asked, or refuses: it may run on.
+    """
+    try:
+        await engine.stop_container(container, grace_seconds=grace_seconds)
+    except (EngineConflictError, EngineRefusedError):
+        if (await engine.inspect_container(container)).status.is_alive:
+            # Older engines cannot stop a paused container.
+            with contextlib.suppress(EngineConflictError, EngineRefusedError):
+                await engine.unpause_container(container)
+            await engine.stop_container(container, grace_seconds=grace_seconds)
+    return await engine.inspect_container(container)
 
 
 async def remove_container(engine: Engine, container: str) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 from driver_docker import labels
 from driver_docker.concurrency import Background
 from driver_docker.config import PublicDetail
-from driver_docker.engine import EngineAbsentError
+from driver_docker.engine import EngineAbsentError, EngineConflictError
 from driver_docker.engine_objects import (
     ContainerFacts,
     ContainerRow,
@@ -134,6 +134,12 @@ class MemoryEngine:
         self._called("stop_container", container)
         self._found(container)
         self.change(container, status=ContainerStatus.EXITED, exit_code=143, finished_at=AT)
+
+    async def unpause_container(self, container: str) -> None:
+        self._called("unpause_container", container)
+        if self._found(container).status is not ContainerStatus.PAUSED:
+            raise EngineConflictError(f"Container {container} is not paused")
+        self.change(container, status=ContainerStatus.RUNNING)
 
     async def remove_container(self, container: str, *, force: bool = True) -> None:
         self._called("remove_container", container)

@@ -117,7 +117,7 @@ async def test_an_end_whose_handling_failed_is_taken_up_by_the_next_look(
     exits = Exits(driver.services, driver.background)
     driver.engine.change(WORKLOAD, status=ContainerStatus.EXITED, exit_code=3, finished_at=AT)
     with monkeypatch.context() as broken:
-        broken.setattr("driver_docker.exits.examine", lambda *_: 1 / 0)
+        broken.setattr("driver_docker.exits.examine", lambda *_, **__: 1 / 0)
         exits.ended(sandbox, Component.WORKLOAD)
         await driver.settle()
     assert [type(error) for error in driver.failures] == [ZeroDivisionError]
@@ -146,6 +146,93 @@ async def test_an_engine_that_lost_both_containers_was_restarted(
     assert _verdicts(driver) == ["workload exited"]
     assert sandbox.record.failure is not None
     assert sandbox.record.failure.reason == reason
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        pytest.param([Component.WORKLOAD], id="by a Get"),
+        pytest.param([Component.SUPERVISOR], id="supervisor alone"),
+        pytest.param([Component.SUPERVISOR, Component.WORKLOAD], id="supervisor first"),
+    ],
+)
+@pytest.mark.parametrize("supervisor_leads", [timedelta(0), timedelta(seconds=60)])
+async def test_both_lost_is_a_restart_however_it_is_seen_first(
+    driver: MemoryDriver, seen: list[Component], supervisor_leads: timedelta
+) -> None:
+    sandbox = await driver.active()
+    exits = Exits(driver.services, driver.background)
+    _end_both(driver, supervisor_leads=supervisor_leads)
+    for container in (WORKLOAD, SUPERVISOR):
+        driver.engine.change(container, exit_code=255)
+    for component in seen:
+        exits.ended(sandbox, component)
+    await driver.settle()
+    assert _verdicts(driver) == ["workload exited"]
+    assert sandbox.record.failure is not None
+    assert sandbox.record.failure.reason == "ContainerRuntimeRestart"
+
+
+async def test_both_lost_long_after_each_other_is_a_restart(driver: MemoryDriver) -> None:
+    sandbox = await driver.active()
+    _end_both(driver, supervisor_leads=timedelta(seconds=60))
+    for container in (WORKLOAD, SUPERVISOR):
+        driver.engine.change(container, exit_code=255)
+    await _look(driver, Exits(driver.services, driver.background), sandbox)
+    assert _verdicts(driver) == ["workload exited"]
+
+
+async def test_whether_both_are_lost_is_asked_again_where_the_engine_did_not_say(driver: MemoryDriver) -> None:
+    sandbox = await driver.active()
+    exits = Exits(driver.services, driver.background)
+    _end_both(driver, supervisor_leads=timedelta(0))
+    for container in (WORKLOAD, SUPERVISOR):
+        driver.engine.change(container, exit_code=255)
+    _refuse_inspects(driver, 2, error=EngineTimeoutError("slow"))
+    exits.ended(sandbox, Component.WORKLOAD)
+    await driver.settle()
+    assert _verdicts(driver) == []
+    exits.ended(sandbox, Component.WORKLOAD)
+    await driver.settle()
+    assert sandbox.record.failure is not None
+    assert sandbox.record.failure.reason == "ContainerRuntimeRestart"
+
+
+@pytest.mark.parametrize("error", [EngineRefusedError("did not receive an exit event"), EngineTimeoutError("slow")])
+async def test_a_supervisor_is_removed_only_after_its_workload_has_ended(
+    driver: MemoryDriver, error: EngineError
+) -> None:
+    sandbox = await driver.active()
+    exits = Exits(driver.services, driver.background)
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=3, finished_at=AT)
+    driver.engine.refuse = lambda call, _about: error if call in {"stop_container", "unpause_container"} else None
+    exits.ended(sandbox, Component.SUPERVISOR)
+    await driver.settle()
+    assert _verdicts(driver) == ["supervisor exited"]
+    assert set(driver.engine.containers) == {WORKLOAD, SUPERVISOR}
+    await exits.finish(sandbox)
+    assert set(driver.engine.containers) == {WORKLOAD, SUPERVISOR}
+    driver.engine.refuse = lambda *_: None
+    await exits.finish(sandbox)
+    assert set(driver.engine.containers) == {WORKLOAD}
+    assert driver.engine.containers[WORKLOAD].status is ContainerStatus.EXITED
+
+
+async def test_a_paused_workload_of_a_lost_supervisor_is_stopped_on_an_engine_that_must_unpause_it(
+    driver: MemoryDriver,
+) -> None:
+    sandbox = await driver.active()
+    driver.engine.change(WORKLOAD, status=ContainerStatus.PAUSED)
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=3, finished_at=AT)
+    driver.engine.refuse = lambda call, about: (
+        EngineRefusedError("paused")
+        if call == "stop_container" and driver.engine.containers[about].status is ContainerStatus.PAUSED
+        else None
+    )
+    Exits(driver.services, driver.background).ended(sandbox, Component.SUPERVISOR)
+    await driver.settle()
+    assert set(driver.engine.containers) == {WORKLOAD}
+    assert driver.engine.containers[WORKLOAD].status is ContainerStatus.EXITED
 
 
 @pytest.mark.parametrize("refused", ["sb/exits.json", "exits.jsonl"])
