@@ -32,6 +32,8 @@ class Exit:
     """The raw end of its log; for the owner-only record, never for a condition."""
     has_words: bool = False
     """Whether the supervisor said itself why it ended."""
+    was_ready: bool = False
+    """Whether the supervisor said itself that it had been ready."""
 
 
 async def examine(
@@ -74,7 +76,13 @@ async def examine(
             generation=record.generation,
         )
     )
-    return Exit(verdict=verdict, facts=facts, tail=read.text, has_words=read.last_words is not None)
+    return Exit(
+        verdict=verdict,
+        facts=facts,
+        tail=read.text,
+        has_words=read.last_words is not None,
+        was_ready=_ran(read.last_words),
+    )
 
 
 def _killed_from_outside(sandbox: Sandbox, container: str) -> bool:

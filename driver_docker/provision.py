@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from driver_docker import events, log_secrets, names
 from driver_docker.concurrency import uninterrupted
-from driver_docker.engine import EngineError
+from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import DriverError, RecordError, SandboxExistsError
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError
@@ -20,11 +21,13 @@ from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRec
 from driver_docker.services import now
 from driver_docker.teardown import remove_sandbox
 from driver_docker.turns import LAUNCHING, end_launch
+from openshell.verdicts import Component
 
 if TYPE_CHECKING:
     from driver_docker.concurrency import Background
     from driver_docker.exits import Exits
     from driver_docker.launch import Launcher
+    from driver_docker.postmortem import Exit
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
@@ -59,10 +62,9 @@ class Provisioner:
             try:
                 sandbox.secrets = log_secrets.of_bundle(launch.supervisor)
                 await services.save(sandbox)
-            except BaseException as error:
-                if isinstance(error, RecordError):
-                    with contextlib.suppress(RecordError):
-                        await services.remove_record(sandbox.sandbox_id)
+            except BaseException:
+                with contextlib.suppress(RecordError):
+                    await uninterrupted(services.remove_record(sandbox.sandbox_id))
                 services.table.discard(sandbox)  # whatever it was: a reservation without a launch would never end
                 raise
             services.publish(events.scheduled(sandbox.sandbox_id, now(), image=request.image))
@@ -105,15 +107,29 @@ class Provisioner:
         services = self._services
         try:
             await self._launcher.launch(sandbox, request, launch)
-            sandbox.workload = await services.engine.inspect_container(sandbox.record.workload_id)
-            await uninterrupted(conclude_ready(services, self._exits, sandbox))
+            await come_through(services, self._exits, sandbox)
         except Exception as error:
             if not isinstance(error, DriverError):
                 services.log_of(sandbox).exception("launch failed unexpectedly")
+            if isinstance(error, ExitBeforeReadyError) and error.exit.was_ready:
+                await uninterrupted(self._conclude_ended(sandbox, error.exit))
+                return
             try:
                 await uninterrupted(self.conclude_failed(sandbox, error))
             finally:
                 self._background.spawn(self.clear_failed(sandbox), name=f"clear {sandbox.sandbox_id}")
+
+    async def _conclude_ended(self, sandbox: Sandbox, ended: Exit) -> None:
+        """Take a supervisor that was ready and ended before this driver saw it ready for any other one that ended.
+
+        It was told to the gateway, and to the user, as ready: what was worked on is not removed.
+        """
+        if sandbox.record.phase is not RecordPhase.PROVISIONING:
+            return  # a delete has taken over
+        sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, was_ready=True)
+        await self._services.save_quietly(sandbox)
+        self._exits.look(sandbox)
+        self._exits.ended(sandbox, ended.verdict.component)
 
     async def conclude_failed(self, sandbox: Sandbox, error: Exception) -> None:
         """Record and tell why a launch failed; the failed record stays until it is deleted."""
@@ -161,7 +177,28 @@ class Provisioner:
         sandbox.cleared = files_gone
 
 
-async def conclude_ready(services: Services, exits: Exits, sandbox: Sandbox) -> None:
+async def come_through(services: Services, exits: Exits, sandbox: Sandbox) -> None:
+    """Conclude a launch or start whose supervisor is healthy. What the engine says of the workload decides nothing.
+
+    Raises:
+        RecordError: It could not be recorded, so it is not told, and has not come through.
+    """
+    gone = False
+    try:
+        sandbox.workload = await services.engine.inspect_container(sandbox.record.workload_id)
+    except EngineAbsentError:
+        gone, sandbox.workload = True, None
+    except EngineError as error:
+        # It was started, and its end was not seen. The next look says how it really is.
+        services.log_of(sandbox).warning("workload could not be looked at", error=error.message)
+        if sandbox.workload is not None:
+            sandbox.workload = replace(sandbox.workload, status=ContainerStatus.RUNNING)
+    await uninterrupted(_conclude_ready(services, exits, sandbox))
+    if gone:
+        exits.ended(sandbox, Component.WORKLOAD)
+
+
+async def _conclude_ready(services: Services, exits: Exits, sandbox: Sandbox) -> None:
     """Record that a launch or start came through, then tell it: no later driver may take back what was told.
 
     Raises:

@@ -129,7 +129,6 @@ class Relauncher:
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
             raise ExitBeforeReadyError(await launcher.why_ended(sandbox))
-        sandbox.workload = await self._engine.inspect_container(sandbox.record.workload_id)
 
     async def _remove_supervisor(self, sandbox: Sandbox) -> None:
         old = sandbox.record.supervisor_id

@@ -17,7 +17,7 @@ from driver_docker.errors import DriverError, InvalidRequestError, PreconditionE
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, check_fence
 from driver_docker.launch_steps import as_failure
-from driver_docker.provision import conclude_ready
+from driver_docker.provision import come_through
 from driver_docker.records import Failure, RecordPhase
 from driver_docker.relaunch import Relauncher
 from driver_docker.services import now
@@ -245,7 +245,7 @@ class Starter:
         services = self._services
         try:
             await self._relauncher.run(sandbox)
-            await uninterrupted(conclude_ready(services, self._exits, sandbox))
+            await come_through(services, self._exits, sandbox)
         except EngineUnreachableError as error:
             services.log_of(sandbox).warning("start goes on when the engine answers again", error=error.message)
         except Exception as error:

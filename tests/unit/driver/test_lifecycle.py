@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from scripted.compute_gateway import sandbox
@@ -12,10 +14,19 @@ from scripted.launching_engine import USER_IMAGE, launching
 
 from driver_docker import labels
 from driver_docker.concurrency import uninterrupted
-from driver_docker.engine import EngineRefusedError
+from driver_docker.engine import (
+    EngineError,
+    EngineRefusedError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
+from driver_docker.engine_objects import ContainerStatus
+from driver_docker.events import ConditionStatus, PlatformEvent
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
+from driver_docker.records import LAUNCH_FILES, RecordPhase
 from driver_docker.requests import decode_sandbox
+from openshell.verdicts import Category, LastWords, Stage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -24,6 +35,7 @@ if TYPE_CHECKING:
     from scripted.memory_engine import MemoryDriver
 
     from driver_docker.engine_objects import ContainerSpec
+    from driver_docker.records import SandboxRecord
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandboxes import Sandbox
 
@@ -90,3 +102,109 @@ async def test_a_verb_ends_a_launch_that_is_just_failing(tmp_path: Path, verb: s
         await asyncio.wait_for(called, HANGS_SECONDS)
         await driver.settle()
         assert [each.name for each in driver.engine.containers.values() if not each.name.endswith("-fill")] == []
+
+
+@pytest.mark.parametrize(
+    "error", [EngineUnreachableError("away"), EngineTimeoutError("slow"), EngineRefusedError("500"), EngineError("odd")]
+)
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_engine_that_does_not_answer_right_after_ready_costs_nothing(
+    tmp_path: Path, error: EngineError, again: bool
+) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        entry = await _create(driver, lifecycle)
+        if again:
+            await driver.settle()
+            await lifecycle.stop(sandbox_id=entry.sandbox_id, name="")
+            await lifecycle.start(sandbox_id=entry.sandbox_id, name="", generation="g-2", launch=None)
+        healthy = False
+
+        def refuse(call: str, _about: str) -> Exception | None:
+            nonlocal healthy
+            healthy |= call == "exec_command"
+            return error if healthy and call == "inspect_container" else None
+
+        driver.engine.refuse = refuse
+        await driver.settle()
+        assert healthy
+        assert (entry.record.phase, entry.record.failure) == (RecordPhase.ACTIVE, None)
+        ready = driver.services.snapshot(entry).conditions[0]
+        assert (ready.status, ready.reason) == (ConditionStatus.TRUE, "BackendReady")
+
+
+async def test_a_workload_that_is_gone_right_after_ready_is_told_as_removed(tmp_path: Path) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        entry = await _create(driver, lifecycle)
+
+        def refuse(call: str, _about: str) -> Exception | None:
+            if call == "exec_command":
+                driver.engine.containers.pop(entry.record.workload_id)
+            return None
+
+        driver.engine.refuse = refuse
+        entry.events[entry.record.workload_id] = []
+        await driver.settle()
+        assert entry.record.phase is RecordPhase.ACTIVE
+        assert entry.record.failure is not None
+        assert entry.record.failure.verdict["openshell.verdict.kind"] == "removed"
+        assert "Started" in [event.reason for event in driver.told if isinstance(event, PlatformEvent)]
+
+
+@pytest.mark.parametrize(
+    ("stage", "phase"), [(Stage.RUNNING, RecordPhase.ACTIVE), (Stage.READINESS, RecordPhase.FAILED)]
+)
+async def test_a_supervisor_that_was_ready_before_the_driver_saw_it_costs_nobody_the_workload(
+    tmp_path: Path, stage: Stage, phase: RecordPhase
+) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        words = LastWords(stage=stage, category=Category.INFRASTRUCTURE, public="gone").to_line().encode() + b"\n"
+        log = bytes((2, 0, 0, 0)) + len(words).to_bytes(4, "big") + words
+        cast("Any", driver.engine).log_tail = AsyncMock(return_value=log)
+        entry = await _create(driver, lifecycle)
+
+        def refuse(call: str, about: str) -> Exception | None:
+            if call != "exec_command":
+                return None
+            driver.engine.change(about, status=ContainerStatus.EXITED, exit_code=9)
+            return EngineRefusedError("is not running")
+
+        driver.engine.refuse = refuse
+        await driver.settle()
+        assert entry.record.phase is phase
+        assert entry.record.failure is not None
+        kept = [each for each in driver.engine.containers.values() if each.container_id == entry.record.workload_id]
+        assert [each.status for each in kept] == ([ContainerStatus.EXITED] if stage is Stage.RUNNING else [])
+        files = {file.name for file in (driver.services.store.directory / entry.sandbox_id).iterdir()}
+        assert bool(files & set(LAUNCH_FILES)) is (stage is Stage.RUNNING)
+        if stage is Stage.RUNNING:
+            assert entry.record.failure.reason == "ControlSupervisorExited"
+            stops = [call for call in driver.engine.calls if call[0] in {"stop_container", "remove_container"}]
+            order = [call for call in stops if call[1] in {entry.record.workload_id, entry.record.supervisor_id}]
+            assert order == [
+                ("stop_container", entry.record.workload_id),
+                ("remove_container", entry.record.supervisor_id),
+            ]
+
+
+async def test_a_reservation_that_is_cut_leaves_no_record(tmp_path: Path) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        services = driver.services
+        save, begun, goes_on = services.store.save, asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def slow(record: SandboxRecord) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            goes_on.wait(HANGS_SECONDS)
+            save(record)
+
+        services.store.save = slow  # type: ignore[method-assign]
+        creating = asyncio.create_task(lifecycle.create(_request()))
+        await begun.wait()
+        closing = asyncio.create_task(driver.background.close())
+        await asyncio.sleep(0)
+        goes_on.set()
+        await closing
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        found = services.store.load()
+        assert (len(services.table), found.records, found.without) == (0, (), ())
