@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineUnreachableError
+from driver_docker.engine import EngineAbsentError, EngineConflictError
 from driver_docker.errors import ProvisioningError
 from driver_docker.labels import is_owned
 from driver_docker.launch_steps import during
@@ -35,16 +35,8 @@ class Creator:
             ProvisioningError: The engine refused, or the name is taken by somebody else's volume.
             EngineUnreachableError: The engine cannot be asked.
         """
-        try:
-            with during(Reason.BOUNDARY_CHANNEL_CREATE_FAILED):
-                facts = await self._engine.create_volume(spec)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"volume {spec.name} could not be created: {error.message}",
-                reason=Reason.BOUNDARY_CHANNEL_CREATE_FAILED,
-            ) from error
+        with during(Reason.BOUNDARY_CHANNEL_CREATE_FAILED, refused=f"volume {spec.name} could not be created"):
+            facts = await self._engine.create_volume(spec)
         if facts.driver != "local" or facts.options or dict(facts.labels) != dict(spec.labels):
             raise ProvisioningError(
                 f"volume {spec.name} exists but was not made by this driver; remove it first",
@@ -58,7 +50,7 @@ class Creator:
             ProvisioningError: The engine refused, or the name is taken by somebody else's container.
             EngineUnreachableError: The engine cannot be asked.
         """
-        try:
+        with during(Reason.CONTAINER_CREATE_FAILED, refused=f"container {spec.name} could not be created"):
             for _ in range(_NAME_ATTEMPTS):
                 try:
                     return await self._engine.create_container(spec)
@@ -69,12 +61,6 @@ class Creator:
                         raise
                     await asyncio.sleep(_NAME_PAUSE_SECONDS)
             return await self._engine.create_container(spec)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"container {spec.name} could not be created: {error.message}", reason=Reason.CONTAINER_CREATE_FAILED
-            ) from error
 
     async def _remove_leftover(self, spec: ContainerSpec) -> bool:
         """Whether the name is or will be free: its container was this driver's own, or is gone already."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from driver_docker import log_secrets, staging
 from driver_docker.config import Staging
-from driver_docker.engine import EngineError, EngineUnreachableError
-from driver_docker.errors import ProvisioningError
+from driver_docker.engine import EngineError
 from driver_docker.launch_steps import during
 from driver_docker.plan import plan_staging
 from driver_docker.supervisor_files import read_delegation, read_supervisor_files
@@ -93,13 +92,6 @@ class Delivery:
             ProvisioningError: The engine refused.
             EngineUnreachableError: The engine cannot be asked.
         """
-        try:
-            with during(Reason.BOUNDARY_CONFIG_WRITE_FAILED):
-                await self._engine.put_archive(container, path, tar)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"files could not be staged into container {container[:12]}: {error.message}",
-                reason=Reason.BOUNDARY_CONFIG_WRITE_FAILED,
-            ) from error
+        refused = f"files could not be staged into container {container[:12]}"
+        with during(Reason.BOUNDARY_CONFIG_WRITE_FAILED, refused=refused):
+            await self._engine.put_archive(container, path, tar)

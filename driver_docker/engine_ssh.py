@@ -19,6 +19,7 @@ import structlog
 
 from driver_docker.engine import EngineUnreachableError
 from driver_docker.errors import ConfigurationError, public_text
+from driver_docker.workers import run_aside
 
 REMOTE_SOCKET: Final = "/var/run/docker.sock"
 """The engine's socket on the other machine, where the address names none."""
@@ -96,7 +97,7 @@ class SshTunnel:
             ConfigurationError: The address is malformed.
             EngineUnreachableError: The other machine does not let us in; ssh's own last words are in the text.
         """
-        folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="openshell-ssh-"))
+        folder = Path(await run_aside("ssh folder", lambda: tempfile.mkdtemp(prefix="openshell-ssh-")))
         try:
             tunnel = cls(url, folder)
             process = await tunnel._start()
@@ -169,7 +170,7 @@ class SshTunnel:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._keeper
             self._keeper = None
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await run_aside("ssh folder", lambda: shutil.rmtree(self._folder, ignore_errors=True))
 
 
 async def _end(process: Process, *, by_itself: bool = False) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 
+class AddressCredentialsError(ValueError):
+    """An address holds credentials."""
+
+
 def check_http_address(address: str) -> None:
     """Check `http://host[:port]` or `https://host[:port]`.
 
@@ -13,7 +17,8 @@ def check_http_address(address: str) -> None:
             inspect containers can read.
 
     Raises:
-        ValueError: It is none, holds a path, a query or credentials, or names port 0. The text never quotes it, since
+        AddressCredentialsError: It holds credentials.
+        ValueError: It is none, holds a path or a query, or names port 0. The text never quotes it, since
             it may hold a password; it does not name the key either.
     """
     plain = "must be http://host:port or https://host:port"
@@ -23,7 +28,7 @@ def check_http_address(address: str) -> None:
     except ValueError:
         raise ValueError(plain) from None
     if credentials:
-        raise ValueError("must not hold credentials")
+        raise AddressCredentialsError("must not hold credentials")
     try:
         port = parts.port
     except ValueError:

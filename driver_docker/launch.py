@@ -130,7 +130,7 @@ class Launcher:
                 runtime_volume=components.runtime_volume,
                 resources=await self.resources.claim(request),
             )
-            facts = await self._create(sandbox, request, plan)
+            facts = await self._create(sandbox, request, plan, launch)
             if hint := selinux_hint(request.mounts, selinux=self._engine.info.selinux):
                 self._services.publish(
                     events.warning(sandbox.sandbox_id, now(), reason=_SELINUX_LABEL_MISSING, message=hint)
@@ -189,7 +189,9 @@ class Launcher:
                 accounts = await self._accounts.read(image.image_id, container_name=container, labels=labels)
         return resolve(selectors, accounts, resource_digest=image.image_id)
 
-    async def _create(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan) -> ContainerFacts:
+    async def _create(
+        self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan, launch: LaunchAuthentication
+    ) -> ContainerFacts:
         """Volumes, then both containers; the workload's fence is checked before anything secret goes near it."""
         await together(
             self.creator.create_volume(plan.channel_volume), self.creator.create_volume(plan.supervisor_volume)
@@ -201,26 +203,21 @@ class Launcher:
             self._services.save_files(sandbox, _retained(request, plan).to_files()),
         )
         sandbox.record = replace(
-            sandbox.record, workload_id=workload_id, supervisor_id=supervisor_id, image_id=plan.workload.image
+            sandbox.record,
+            workload_id=workload_id,
+            supervisor_id=supervisor_id,
+            supervisor_epoch=launch.supervisor.auth_epoch,
+            image_id=plan.workload.image,
         )
+        refused = "the created workload container could not be inspected"
+        with during(Reason.OUTER_FENCE_INSPECT_FAILED, refused=refused):
+            facts = await self._engine.inspect_container(workload_id)
         with during(Reason.OUTER_FENCE_INSPECT_FAILED):
-            facts = await self._inspect_created(workload_id)
             check_fence(facts)
             await self.resources.recheck(facts, workspace=plan.workspace_root)
         sandbox.workload = facts
         self._services.publish(events.created(sandbox.sandbox_id, now(), container_name=plan.workload.name))
         return facts
-
-    async def _inspect_created(self, workload_id: str) -> ContainerFacts:
-        try:
-            return await self._engine.inspect_container(workload_id)
-        except EngineUnreachableError:
-            raise
-        except EngineError as error:
-            raise ProvisioningError(
-                f"the created workload container could not be inspected: {error.message}",
-                reason=Reason.OUTER_FENCE_INSPECT_FAILED,
-            ) from error
 
     def _documents(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, ProvisioningError, RecordError
 from driver_docker.verdict import Reason
 
@@ -13,15 +14,21 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def during(reason: str) -> Iterator[None]:
+def during(reason: str, *, refused: str = "") -> Iterator[None]:
     """Note of an error which step it ended, and let it pass: what it means to the caller stays the same.
 
     Args:
         reason: The step's reason. The innermost step counts.
+        refused: What is said of an engine that answers and does not do it, where that ends the launch.
+
+    Raises:
+        ProvisioningError: The engine refused, and `refused` says what that means.
     """
     try:
         yield
     except DriverError as error:
+        if refused and isinstance(error, EngineError) and not isinstance(error, EngineUnreachableError):
+            raise ProvisioningError(f"{refused}: {error.message}", reason=reason) from error
         if error.step_reason is None:
             error.step_reason = reason
         raise

@@ -198,7 +198,7 @@ class Lifecycle:
                 if found:
                     services.publish(events.Deleted(sandbox_id=sandbox_id))
                 return found
-        return await self._delete(sandbox)  # created while this call waited
+        return await self._delete(sandbox)  # created while this call waited: in a turn of its own
 
     async def get(self, *, sandbox_id: str, name: str) -> Snapshot:
         """The state of one sandbox, looked at now.
@@ -282,19 +282,27 @@ class Lifecycle:
 
         A start is cancelled too; the next driver goes on with it.
         """
-        pending = [sandbox for sandbox in self._services.table if sandbox.record.phase in LAUNCHING]
-        await asyncio.gather(*(self._abandon(sandbox) for sandbox in pending))
+        await asyncio.gather(*(self._abandon(sandbox) for sandbox in self._services.table if _is_pending(sandbox)))
 
     async def _abandon(self, sandbox: Sandbox) -> None:
         async with sandbox.lock:
+            if not self._services.table.holds(sandbox):
+                return
             await end_launch(sandbox)
             if sandbox.record.phase is RecordPhase.PROVISIONING:
                 await self._provisioner.conclude_failed(sandbox, interrupted())
+            if sandbox.record.phase is RecordPhase.FAILED and not sandbox.cleared:
                 await self._provisioner.clear(sandbox)
 
     def _check_present(self, sandbox: Sandbox) -> None:
         if not self._services.table.holds(sandbox):
             raise SandboxNotFoundError(f"sandbox {sandbox.sandbox_id} was deleted meanwhile")
+
+
+def _is_pending(sandbox: Sandbox) -> bool:
+    """Whether a launch is under way, or has failed with something of it left."""
+    phase = sandbox.record.phase
+    return phase in LAUNCHING or (phase is RecordPhase.FAILED and not sandbox.cleared)
 
 
 def interrupted() -> DriverError:

@@ -35,10 +35,11 @@ _TMPFS_FLAGS: Final = frozenset(
         *("atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "nostrictatime"),
     }
 )
-_TMPFS_COUNT: Final = r"[0-9]{1,19}[kKmMgGtTpPeE]?"
+_TMPFS_COUNT: Final = r"(?:0[0-7]{0,18}|[1-9][0-9]{0,18})[kKmMgGtTpPeE]?"
+"""With a zero in front the kernel reads it as octal."""
 _TMPFS_VALUES: Final = {
-    "size": re.compile(rf"(?!0+[^0-9]?\Z)(?:{_TMPFS_COUNT}|[0-9]{{1,2}}%|100%)"),
-    "mode": re.compile("[0-7]{1,4}"),
+    "size": re.compile(rf"(?!0+[^0-9]?\Z)(?:{_TMPFS_COUNT}|0[0-7]{{0,4}}%|[1-9][0-9]{{0,4}}%)"),
+    "mode": re.compile("0{0,8}[0-7]{1,4}"),
     "uid": re.compile("[0-9]{1,10}"),
     "gid": re.compile("[0-9]{1,10}"),
     "nr_inodes": re.compile(_TMPFS_COUNT),

@@ -176,15 +176,22 @@ class RecordStore:
         Only for a driver that is coming up: it writes nothing yet, and nobody else may.
 
         Raises:
-            RecordError: The disk refused.
+            RecordError: The disk refused something; everything else is removed all the same.
         """
-        try:
-            for folder in (self._directory, *(self._directory / entry.name for entry in self._folders())):
-                for file in folder.iterdir():
-                    if is_scratch(file.name):
-                        file.unlink(missing_ok=True)
-        except OSError as error:
-            raise RecordError(f"state folder {self._directory} cannot be cleared: {error.strerror}") from error
+        refused: list[str] = []
+        for folder in (self._directory, *(self._directory / entry.name for entry in self._folders())):
+            try:
+                scratch = [file for file in folder.iterdir() if is_scratch(file.name)]
+            except OSError as error:
+                refused.append(f"{folder}: {error.strerror}")
+                continue
+            for file in scratch:
+                try:
+                    file.unlink(missing_ok=True)
+                except OSError as error:
+                    refused.append(f"{file}: {error.strerror}")
+        if refused:
+            raise RecordError(f"not all of state folder {self._directory} can be cleared: {'; '.join(refused)}")
 
     def _folders(self) -> list[os.DirEntry[str]]:
         try:

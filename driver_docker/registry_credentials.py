@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from driver_docker.errors import DriverError
 from driver_docker.image_reference import DEFAULT_REGISTRY
+from driver_docker.workers import run_aside
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class RegistryLogins:
         Raises:
             CredentialsError: The file or a helper it names cannot be used.
         """
-        config = await asyncio.to_thread(self._read)
+        config = await run_aside("registry credentials", self._read)
         key = _DEFAULT_REGISTRY_KEY if registry == DEFAULT_REGISTRY else registry
         helper = _text(_table(config.get("credHelpers")).get(key)) or _text(config.get("credsStore"))
         if helper and (found := await self._ask_helper(helper, key, registry)) is not None:

@@ -125,7 +125,8 @@ class Relauncher:
         async with launcher.slots:
             await self._remove_supervisor(sandbox)
             await self._run_workload(sandbox, retained, committed)
-            await self._run_supervisor(sandbox, supervisor, await launcher.delivery.supervisor_entries(sandbox, built))
+            entries = await launcher.delivery.supervisor_entries(sandbox, built)
+            await self._run_supervisor(sandbox, supervisor, entries, epoch=committed.auth.auth_epoch)
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
         if not await wait_until_healthy(self._engine, sandbox):
             raise ExitBeforeReadyError(await launcher.why_ended(sandbox))
@@ -161,10 +162,10 @@ class Relauncher:
         await self._launcher.start(sandbox, Component.WORKLOAD, workload)
 
     async def _run_supervisor(
-        self, sandbox: Sandbox, spec: ContainerSpec, entries: tuple[staging.StagedEntry, ...]
+        self, sandbox: Sandbox, spec: ContainerSpec, entries: tuple[staging.StagedEntry, ...], *, epoch: int
     ) -> None:
         supervisor = await self._launcher.creator.create_container(spec)
-        sandbox.record = replace(sandbox.record, supervisor_id=supervisor)
+        sandbox.record = replace(sandbox.record, supervisor_id=supervisor, supervisor_epoch=epoch)
         await self._services.save(sandbox)
         await self._launcher.delivery.stage_supervisor(spec, supervisor, entries)
         await self._launcher.start(sandbox, Component.SUPERVISOR, supervisor)

@@ -6,7 +6,6 @@ every start.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from driver_docker.image_reference import parse_reference
 from driver_docker.mounts import BindRequest
 from driver_docker.plan import RUNTIME_DIR, SUPERVISOR_CA_DIR, ClaimedResources
 from driver_docker.volume_admission import VolumeAdmission, encode_identities
+from driver_docker.workers import run_aside
 from driver_docker.workspace import CHANNEL_DIR, workspace_root
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Resources:
             api=self._engine.info.api,
         )
         sources = [mount.source for mount in request.mounts if isinstance(mount, BindRequest)]
-        missing = await asyncio.to_thread(_missing, sources, config) if sources else None
+        missing = await run_aside("bind sources", lambda: _missing(sources, config)) if sources else None
         if missing is not None:
             # The engine would make an empty folder there, owned by root.
             raise PreconditionError(

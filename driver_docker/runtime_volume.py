@@ -16,6 +16,7 @@ from driver_docker.engine_objects import ContainerSpec, VolumeMount, VolumeSpec
 from driver_docker.errors import ProvisioningError
 from driver_docker.plan import RUNTIME_DIR, RUNTIME_ENTRY
 from driver_docker.staging import StagedEntry, build_tar, read_single_file
+from driver_docker.workers import run_aside
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class RuntimeVolumes:
                 "set sandbox_runtime_image to an image that does"
             ) from None
         # Hundreds of megabytes may be copied here, more than once, and every RPC would wait.
-        packed = await asyncio.to_thread(_repacked, tar)
+        packed = await run_aside("runtime", lambda: _repacked(tar))
         if packed is None:
             raise RuntimeVolumeError(f"{_STANDALONE_BINARY} of sandbox runtime image {reference} is not a file")
         await self._engine.put_archive(container, RUNTIME_DIR, packed)

@@ -63,6 +63,8 @@ class SandboxRecord:
     container_name: str = ""
     workload_id: str = ""
     supervisor_id: str = ""
+    supervisor_epoch: int = 0
+    """The `auth_epoch` of the credentials that the supervisor was made with; 0 in records of older drivers."""
     was_ready: bool = False
     """Whether this generation reached ready: a later exit is an exit, not a failed start."""
     failure: Failure | None = None
@@ -119,7 +121,7 @@ def _converted(
         convert = conversions.get(each.name)
         if convert is not None and not (value is None and each.default is None):
             value = convert(value)
-        elif not isinstance(value, {"str": str, "bool": bool}.get(str(each.type), object)):
+        elif not isinstance(value, {"str": str, "bool": bool, "int": int}.get(str(each.type), object)):
             raise TypeError(f"{each.name} is no {each.type}")
         found[each.name] = value
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
@@ -14,7 +14,7 @@ from driver_docker.errors import RecordError
 from driver_docker.exit_journal import ExitJournal, JournalEntry
 from driver_docker.metrics import Metrics
 from driver_docker.snapshots import take_snapshot
-from driver_docker.workers import WorkerPool
+from driver_docker.workers import NoWorkerError, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from driver_docker.records import RecordStore
     from driver_docker.sandboxes import Sandbox, SandboxTable
     from openshell.verdicts import Verdict
+
+Result = TypeVar("Result")
 
 
 def now() -> datetime:
@@ -89,7 +91,7 @@ class Services:
             if not self.table.holds(sandbox):
                 return
             record, sandbox.unsaved = sandbox.record, True
-            await self.disk.run(lambda: self.store.save(record), to_the_end=True)
+            await self._on_disk(lambda: self.store.save(record))
             sandbox.unsaved = False
 
     async def save_quietly(self, sandbox: Sandbox) -> None:
@@ -161,7 +163,7 @@ class Services:
                 sandbox, lambda: self.store.add_exit(own, verdict=metadata, message=message, tail=tail, at=at)
             ),
         )
-        await self._verdict_written(sandbox, self.disk.run(lambda: self.journal.append(entry), to_the_end=True))
+        await self._verdict_written(sandbox, self._on_disk(lambda: self.journal.append(entry)))
 
     async def _verdict_written(self, sandbox: Sandbox, write: Awaitable[None]) -> None:
         try:
@@ -176,7 +178,7 @@ class Services:
             RecordError: The disk refused; the entry stays.
         """
         async with self._writing(sandbox_id):
-            found = await self.disk.run(lambda: self.store.remove(sandbox_id), to_the_end=True)
+            found = await self._on_disk(lambda: self.store.remove(sandbox_id))
             if (sandbox := self.table.by_id(sandbox_id)) is not None:
                 self.table.discard(sandbox)  # before the next write of it has its turn
             self.table.unreadable.pop(sandbox_id, None)
@@ -186,7 +188,18 @@ class Services:
         """Change files of an entry that is still in the table, one change after the other."""
         async with self._writing(sandbox.sandbox_id):
             if self.table.holds(sandbox):
-                await self.disk.run(change, to_the_end=True)
+                await self._on_disk(change)
+
+    async def _on_disk(self, change: Callable[[], Result]) -> Result:
+        """Carry a change of the disk out, to its end once it has begun.
+
+        Raises:
+            RecordError: The disk refused, or there was no thread to ask it on.
+        """
+        try:
+            return await self.disk.run(change, to_the_end=True)
+        except NoWorkerError as error:
+            raise RecordError(f"nothing was written: {error.message}", retryable=True) from error
 
     def _writing(self, sandbox_id: str) -> asyncio.Lock:
         return self._writes.setdefault(sandbox_id, asyncio.Lock())

@@ -135,7 +135,11 @@ class Starter:
             )
         # A pause is an operator's, and no supervisor could attach in it.
         paused = facts.status is ContainerStatus.PAUSED
-        replaces = launch is not None and not paused and await self._replaces(sandbox, launch)
+        replaces = False
+        if launch is not None and not paused:
+            kept = await self._epoch_for(sandbox, launch)
+            # What a driver committed that ended before it recorded the start, no supervisor has yet.
+            replaces = launch.supervisor.auth_epoch > (record.supervisor_epoch or kept)
         if generation and not record.start_generation:
             sandbox.record = record.changed(record.changed_at, start_generation=generation)
             await self._services.save(sandbox)
@@ -146,11 +150,11 @@ class Starter:
         await self._relauncher.refresh_credentials(sandbox, launch)
         await self._accept(sandbox, generation)
 
-    async def _replaces(self, sandbox: Sandbox, launch: LaunchAuthentication) -> bool:
-        """Whether a supervisor with these credentials is to replace the one of a running workload.
+    async def _epoch_for(self, sandbox: Sandbox, launch: LaunchAuthentication) -> int:
+        """The epoch of the committed credentials, where these may follow them.
 
-        A workload lets only credentials of a newer epoch take over (isolation contract 3.6 and 3.7). One that works is
-        not given up for others.
+        A workload lets only credentials of a newer epoch take over (isolation contract 3.6 and 3.7). A supervisor that
+        works is not given up for others.
 
         Raises:
             PreconditionError: They are older, or of another session or generation, or signed by nobody that it knows.
@@ -174,14 +178,14 @@ class Starter:
                 f"launch_authentication is of epoch {bundle.auth_epoch}, but sandbox {sandbox.sandbox_id} runs with "
                 f"epoch {committed.auth.auth_epoch} already; start it with newer credentials"
             )
-        return bundle.auth_epoch > committed.auth.auth_epoch
+        return committed.auth.auth_epoch
 
     async def _supersedes(self, sandbox: Sandbox, launch: LaunchAuthentication) -> bool:
         """Whether these are newer credentials of the session that a start under way is about."""
         if sandbox.record.phase is not RecordPhase.STARTING:
             return False
         try:
-            return await self._replaces(sandbox, launch)
+            return launch.supervisor.auth_epoch > await self._epoch_for(sandbox, launch)
         except PreconditionError:
             return False  # the start goes on as it was accepted
 

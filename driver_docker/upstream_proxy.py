@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from driver_docker.http_address import check_http_address
+from driver_docker.http_address import AddressCredentialsError, check_http_address
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
@@ -56,9 +56,10 @@ def check_proxy(keys: ProxyKeys) -> None:
         return
     try:
         check_http_address(keys.https_proxy)
+    except AddressCredentialsError as error:
+        raise ValueError(f"https_proxy {error}; put them into proxy_auth_file") from None
     except ValueError as error:
-        advice = "; put them into proxy_auth_file" if "credentials" in str(error) else ""
-        raise ValueError(f"https_proxy {error}{advice}") from None
+        raise ValueError(f"https_proxy {error}") from None
     if keys.no_proxy is not None and (not keys.no_proxy.strip() or not keys.no_proxy.isprintable()):
         raise ValueError("no_proxy must be a list such as 'localhost,10.0.0.0/8'")
     if keys.proxy_auth_file and urlsplit(keys.https_proxy).scheme == "http" and not keys.proxy_auth_allow_insecure:

@@ -12,6 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from driver_docker.concurrency import settled
+from driver_docker.errors import DriverError
+from openshell.status import StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,8 +23,29 @@ Result = TypeVar("Result")
 _END: Final = object()
 
 
-class NoWorkerError(RuntimeError):
+class NoWorkerError(DriverError):
     """A call was not begun, and never will be: the pool is closed, or the system gives it no thread."""
+
+    default_reason = "NoWorker"
+    default_status = StatusCode.UNAVAILABLE
+    default_retryable = True
+
+
+async def run_aside(name: str, call: Callable[[], Result]) -> Result:
+    """Run one blocking call that has no pool of its own, such as one that asks a disk which may never answer.
+
+    Args:
+        name: What the call is about, for its thread.
+        call: The blocking callable.
+
+    Raises:
+        NoWorkerError: There is no thread to be had; the call was not begun.
+    """
+    pool = WorkerPool(name, max_threads=1)
+    try:
+        return await pool.run(call)
+    finally:
+        pool.close()
 
 
 class WorkerPool:

@@ -246,3 +246,15 @@ async def test_a_verdict_that_one_file_refuses_is_in_the_other(driver: MemoryDri
     kept = services.journal.read() if refused == "sb/exits.json" else services.store.exits("sb")
     assert len(kept) == 1
     assert _verdicts(driver) == ["supervisor exited"]
+
+
+async def test_a_disk_without_a_thread_keeps_nothing_running(driver: MemoryDriver) -> None:
+    sandbox = await driver.active()
+    driver.services.disk.close()
+    driver.engine.change(SUPERVISOR, status=ContainerStatus.EXITED, exit_code=9, finished_at=AT)
+    Exits(driver.services, driver.background).ended(sandbox, Component.SUPERVISOR)
+    await driver.settle()
+    assert _verdicts(driver) == ["supervisor exited"]
+    assert set(driver.engine.containers) == {WORKLOAD}
+    assert driver.engine.containers[WORKLOAD].status is ContainerStatus.EXITED
+    assert sandbox.unsaved

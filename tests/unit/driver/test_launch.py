@@ -12,12 +12,13 @@ from scripted.memory_engine import record
 
 from driver_docker.engine import (
     EngineAbsentError,
+    EngineConflictError,
     EngineError,
     EngineTimeoutError,
     EngineUnreachableError,
 )
 from driver_docker.engine_objects import ContainerStatus
-from driver_docker.errors import DriverError, RecordError
+from driver_docker.errors import DriverError, ProvisioningError, RecordError
 from driver_docker.launch import Launcher
 from driver_docker.launch_steps import as_failure, during
 from driver_docker.reclaim import reclaim
@@ -223,6 +224,15 @@ def test_the_innermost_step_counts_and_a_reason_of_its_own_more() -> None:
         raise RecordError("full", reason="RecordUnreadable")
     assert as_failure(failed.value) == ("Outer", "full")
     assert as_failure(RecordError("full")) == ("BoundaryStateCreateFailed", "full")
+
+
+def test_an_engine_that_refuses_a_step_ends_the_launch_and_one_that_is_away_may_be_asked_again() -> None:
+    with pytest.raises(ProvisioningError) as failed, during("Outer"), during("Inner", refused="x could not be made"):
+        raise EngineConflictError("taken")
+    assert as_failure(failed.value) == ("Inner", "x could not be made: taken")
+    with pytest.raises(EngineTimeoutError) as away, during("Inner", refused="x could not be made"):
+        raise EngineTimeoutError("slow")
+    assert as_failure(away.value) == ("Inner", "slow")
     assert as_failure(EngineUnreachableError("away")) == ("ContainerCreateFailed", "away")
     reason, message = as_failure(ValueError("s3cr3t"))
     assert reason == "ContainerCreateFailed"

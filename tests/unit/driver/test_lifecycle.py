@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 from unittest.mock import AsyncMock
 
@@ -21,11 +22,14 @@ from driver_docker.engine import (
     EngineUnreachableError,
 )
 from driver_docker.engine_objects import ContainerStatus
+from driver_docker.errors import RecordError
 from driver_docker.events import ConditionStatus, PlatformEvent
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
 from driver_docker.records import LAUNCH_FILES, RecordPhase
 from driver_docker.requests import decode_sandbox
+from driver_docker.retained import CommittedLaunch
+from openshell.isolation.documents import LaunchAuthentication
 from openshell.verdicts import Category, LastWords, Stage
 
 if TYPE_CHECKING:
@@ -208,3 +212,47 @@ async def test_a_reservation_that_is_cut_leaves_no_record(tmp_path: Path) -> Non
             await creating
         found = services.store.load()
         assert (len(services.table), found.records, found.without) == (0, (), ())
+
+
+async def test_a_launch_without_a_thread_for_its_certificates_says_so(tmp_path: Path) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        lifecycle._launcher.close()
+        entry = await _create(driver, lifecycle)
+        await driver.settle()
+        assert entry.record.failure is not None
+        assert "worker pool certificates is closed" in entry.record.failure.message
+
+
+async def test_credentials_that_no_supervisor_got_before_the_driver_ended_are_given_to_one_by_a_retry(
+    tmp_path: Path,
+) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        entry = await _create(driver, lifecycle)
+        await driver.settle()
+        newer = _newer_credentials(driver, entry)
+        ended = AsyncMock(side_effect=RecordError("the driver ended here"))
+        starter: Any = lifecycle._starter
+        accept, starter._accept = starter._accept, ended
+        call = {"sandbox_id": entry.sandbox_id, "name": "", "generation": "g-2"}
+        with pytest.raises(RecordError):
+            await lifecycle.start(**call, launch=newer)
+        starter._accept = accept
+        entry.record = driver.services.store.load().records[0]  # what the next driver knows
+        for expected in (1, 1):  # once, and then it has them
+            await lifecycle.start(**call, launch=newer)
+            await driver.settle()
+            started = [about for call, about in driver.engine.calls if call == "start_container"]
+            assert started.count(entry.record.supervisor_id) == 1 + expected
+            assert started.count(entry.record.workload_id) == 1
+        assert (entry.record.phase, entry.record.failure) == (RecordPhase.ACTIVE, None)
+        assert entry.record.supervisor_epoch == 2
+
+
+def _newer_credentials(driver: MemoryDriver, entry: Sandbox) -> LaunchAuthentication:
+    """Credentials of the next epoch, of the session that a sandbox was launched with."""
+    committed = CommittedLaunch.read(driver.services.store, entry.sandbox_id)
+    return LaunchAuthentication(
+        supervisor=replace(committed.auth, auth_epoch=committed.auth.auth_epoch + 1),
+        gateway_id=committed.gateway_id,
+        verification_keys=committed.verification_keys,
+    )

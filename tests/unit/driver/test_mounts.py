@@ -62,6 +62,7 @@ def refused(config: dict[str, Any]) -> str:
         *("size=64m", "size=1G", "size=50%", "size=4096", "size=2T", "mode=1777", "mode=0700", "mode=7", "uid=0"),
         *("gid=4294967294", "nr_inodes=0", "nr_inodes=10k", "nr_blocks=5", "mpol=default", "mpol=local"),
         *("mpol=interleave", "mpol=prefer:1", "mpol=bind:0-3", "mpol=bind=static:0", "mpol=interleave=relative:1"),
+        *("mode=01777", "mode=00000755", "size=150%", "size=1000%", "size=5%", "size=010m", "size=01%"),
     ],
 )
 def test_values_of_tmpfs_options_that_the_kernel_takes_pass(option: str) -> None:
@@ -156,7 +157,7 @@ def test_each_kind_of_mount_is_understood(values: dict[str, Any], expected: Moun
         *(
             ({"type": "tmpfs", "target": "/a", "options": [option]}, f"mounts[0].options[0] is no value for {key}")
             for key, values in {
-                "size": ("lots", "0", "-1", "1x", "1.5m", "101%", "0%", "1mm", "9" * 30),
+                "size": ("lots", "0", "-1", "1x", "1.5m", "0%", "00%", "08m", "09%", "%", "1mm", "9" * 30),
                 "mode": ("9999", "0x1ff", "-1", "u=rwx", "77777"),
                 "uid": ("abc", "-1", "4294967295", "9" * 30),
                 "gid": ("abc", "1k"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import stat
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,7 +26,6 @@ from driver_docker.sandbox_record import encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 RECORD = SandboxRecord(
@@ -118,6 +119,7 @@ def _with(**members: object) -> bytes:
         (_with(phase="hibernating"), "hibernating"),
         (_with(name=1), "name is no str"),
         (_with(was_ready="yes"), "was_ready is no bool"),
+        (_with(supervisor_epoch="2"), "supervisor_epoch is no int"),
         (_with(changed_at=None), "damaged"),
         (_with(failure=[]), "damaged"),
         (_with(failure={"reason": "R"}), "missing"),
@@ -266,3 +268,32 @@ def test_what_writes_that_were_cut_left_goes(store: RecordStore, monkeypatch: py
     store.sweep()
     assert [file.name for file in (store.directory / "sb-1").iterdir()] == ["supervisor-auth.json"]
     assert sorted(file.name for file in store.directory.iterdir()) == before
+
+
+@pytest.mark.parametrize("refused", ["iterdir", "unlink"])
+def test_a_folder_that_cannot_be_cleared_keeps_nothing_in_the_others(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    for sandbox_id in ("sb-1", "sb-2", "sb-3"):
+        store.save_files(sandbox_id, {"supervisor-auth.json": b"old"})
+        folder = store.directory / sandbox_id
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr("pathlib.Path.replace", _killed)
+            patched.setattr("pathlib.Path.unlink", lambda *_, **__: None)
+            store.save_files(sandbox_id, {"supervisor-auth.json": b"new"})
+        assert len(list(folder.iterdir())) == 2
+    original = getattr(Path, refused)
+
+    def refuse(path: Path, **keys: Any) -> Any:
+        if "sb-2" in path.parts:
+            raise OSError(errno.EIO, "Input/output error")
+        return original(path, **keys)
+
+    with monkeypatch.context() as patched, pytest.raises(RecordError, match=r"sb-2.*Input/output error"):
+        patched.setattr(f"pathlib.Path.{refused}", refuse)
+        store.sweep()
+    assert [len(list((store.directory / each).iterdir())) for each in ("sb-1", "sb-2", "sb-3")] == [1, 2, 1]
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt

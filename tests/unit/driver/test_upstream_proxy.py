@@ -10,6 +10,7 @@ import pytest
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config
 from driver_docker.errors import ConfigurationError
+from driver_docker.http_address import AddressCredentialsError, check_http_address
 from driver_docker.supervisor_files import SupervisorFileError, SupervisorFiles, read_supervisor_files
 from driver_docker.upstream_proxy import proxy_arguments, spiffe_binds, spiffe_environment
 from openshell.status import StatusCode
@@ -160,3 +161,11 @@ def test_a_folder_for_supervisors_must_be_there_where_the_engines_files_are_ours
     read_supervisor_files(config(provider_spiffe_workload_api_socket=str(socket), socket_path="tcp://10.0.0.1:2375"))
     socket.parent.mkdir()
     read_supervisor_files(config(provider_spiffe_workload_api_socket=str(socket)))
+
+
+def test_only_an_address_with_credentials_gets_the_advice_for_them() -> None:
+    with pytest.raises(AddressCredentialsError):
+        check_http_address("http://user:hunter2@proxy:1")
+    with pytest.raises(ValueError, match="port") as failed:
+        check_http_address("http://credentials:99999")
+    assert not isinstance(failed.value, AddressCredentialsError)

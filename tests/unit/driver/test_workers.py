@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
 from driver_docker.concurrency import Background, together, uninterrupted
 from driver_docker.errors import DriverError, public_text
-from driver_docker.workers import NoWorkerError, WorkerPool
+from driver_docker.workers import NoWorkerError, WorkerPool, run_aside
+
+ROOM = Path(__file__).parents[3] / "driver_docker"
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -20,7 +24,7 @@ async def test_results_and_errors_come_back() -> None:
     with pytest.raises(ZeroDivisionError):
         await pool.run(lambda: 1 // 0)
     pool.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(NoWorkerError, match="closed"):
         await pool.run(lambda: 1)
 
 
@@ -253,3 +257,18 @@ async def test_a_call_that_gets_no_thread_of_its_own_waits_for_another(monkeypat
         assert await asyncio.wait_for(second, 10) == 42
     await first
     pool.close()
+
+
+async def test_a_call_on_a_thread_of_its_own_leaves_nothing_behind_and_cannot_keep_the_process() -> None:
+    def work() -> bool:
+        return threading.current_thread().daemon
+
+    assert await run_aside("t", work)
+    with pytest.raises(ZeroDivisionError):
+        await run_aside("t", lambda: 1 // 0)
+
+
+def test_nothing_that_serves_uses_the_executor_whose_threads_are_joined_at_the_end() -> None:
+    own = {"overview.py", "leftovers.py"}  # of commands that end with what they ask for
+    files = {file.name for file in ROOM.glob("*.py") if re.search(r"to_thread\(|run_in_executor\(", file.read_text())}
+    assert files == own
