@@ -37,9 +37,9 @@ from driver_docker.metered_engine import CALLS
 from driver_docker.metrics import PREFIX, Metrics
 from driver_docker.observe import TOLD
 from driver_docker.plan import LaunchPlan, plan_launch
-from driver_docker.records import Failure, RecordPhase, SandboxRecord
 from driver_docker.requests import decode_sandbox
 from driver_docker.rpc_observer import METHODS
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.snapshots import SUSPENDED, take_snapshot
 from driver_docker.watch import WatchHub

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from driver_docker import events
 from driver_docker.engine import EngineAbsentError, EngineError
 from driver_docker.postmortem import Exit, examine
-from driver_docker.records import Failure, RecordPhase
+from driver_docker.sandbox_record import Failure, RecordPhase
 from driver_docker.services import now
 from driver_docker.teardown import remove_container, stop_workload
 from driver_docker.verdict import LOST_CODE
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from driver_docker.concurrency import Background
     from driver_docker.engine_objects import ContainerFacts
-    from driver_docker.records import SandboxRecord
+    from driver_docker.sandbox_record import SandboxRecord
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
     from openshell.verdicts import Verdict

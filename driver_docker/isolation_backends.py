@@ -33,7 +33,7 @@ from openshell.isolation.endpoints import ENDPOINT_ERROR, read_transport
 from openshell.isolation.json_fields import Fields
 
 if TYPE_CHECKING:
-    from driver_docker.records import SandboxRecord
+    from driver_docker.sandbox_record import SandboxRecord
 
 BACKEND_SOCKET_DIR: Final = "/.openshell/isolation-backend"
 """Where the folder of a backend's Unix socket appears in the supervisor's container."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from driver_docker.engine import Engine
     from driver_docker.engine_objects import ImageFacts
     from driver_docker.handshake import Handshake
-    from driver_docker.records import SandboxRecord
     from driver_docker.revisions import Revision
+    from driver_docker.sandbox_record import SandboxRecord
 
 _MAX_REMEMBERED: Final = 64
 _KEPT: Final = "kept since the sandbox was created"

@@ -19,7 +19,7 @@ from driver_docker import labels
 from driver_docker.bind_socket import NAMESPACE_LOCK, FileLock
 from driver_docker.engine import EngineAbsentError, EngineConflictError
 from driver_docker.errors import ConfigurationError, DriverError
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.services import now
 from driver_docker.teardown import remove_container
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
     from driver_docker.engine import Engine
     from driver_docker.engine_objects import ContainerRow, VolumeFacts
-    from driver_docker.records import RecordStore, SandboxRecord, StoredRecords, UnreadableRecord
+    from driver_docker.records import RecordStore, StoredRecords, UnreadableRecord
+    from driver_docker.sandbox_record import SandboxRecord
 
 GRACE_SECONDS: Final = 60.0
 """How old a thing must be before it is removed beside a running driver."""

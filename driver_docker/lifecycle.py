@@ -20,7 +20,7 @@ from driver_docker.errors import (
     UnreadableRecordError,
 )
 from driver_docker.provision import Provisioner
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.services import now
 from driver_docker.start import Starter
 from driver_docker.stop import Stopper

@@ -26,7 +26,7 @@ from driver_docker.engine import (
 )
 from driver_docker.errors import ConfigurationError
 from driver_docker.events import ConditionStatus, Deleted, Snapshot
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.snapshots import READY
 from driver_docker.verdict import Reason
 

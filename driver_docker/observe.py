@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import events, labels
 from driver_docker.engine import EngineError, EngineUnreachableError
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 
 from driver_docker import labels
 from driver_docker.engine import EngineAbsentError
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.snapshots import READY, take_snapshot
 
 if TYPE_CHECKING:
     from driver_docker.engine import Engine
     from driver_docker.engine_objects import ContainerFacts
     from driver_docker.events import Condition
-    from driver_docker.records import RecordStore, SandboxRecord, UnreadableRecord
+    from driver_docker.records import RecordStore, UnreadableRecord
+    from driver_docker.sandbox_record import SandboxRecord
 
 UNKNOWN = "unknown"
 GONE = "gone"

@@ -17,7 +17,8 @@ from driver_docker.errors import DriverError, RecordError, SandboxExistsError
 from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError
 from driver_docker.launch_steps import as_failure
-from driver_docker.records import LAUNCH_FILES, Failure, RecordPhase, SandboxRecord
+from driver_docker.records import LAUNCH_FILES
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
 from driver_docker.services import now
 from driver_docker.teardown import remove_sandbox
 from driver_docker.turns import LAUNCHING, end_launch

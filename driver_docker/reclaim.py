@@ -12,7 +12,8 @@ from driver_docker import labels, log_secrets
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
 from driver_docker.errors import DriverError, RecordError
 from driver_docker.lifecycle import interrupted
-from driver_docker.records import AUTH_FILE, LAUNCH_FILES, Failure, RecordPhase
+from driver_docker.records import AUTH_FILE, LAUNCH_FILES
+from driver_docker.sandbox_record import Failure, RecordPhase
 from driver_docker.services import now
 from driver_docker.supervisor_files import read_proxy_auth
 from driver_docker.teardown import remove_container, remove_sandbox, remove_volume
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from driver_docker.engine_objects import ContainerRow
-    from driver_docker.records import SandboxRecord, StoredRecords
+    from driver_docker.records import StoredRecords
+    from driver_docker.sandbox_record import SandboxRecord
     from driver_docker.sandboxes import Sandbox
     from driver_docker.services import Services
 

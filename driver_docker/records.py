@@ -18,14 +18,12 @@ from driver_docker.atomic_file import is_scratch, replace_file
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import JOURNAL_FILE
 from driver_docker.sandbox_ids import is_sandbox_id
-from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord, decode, encode
+from driver_docker.sandbox_record import SandboxRecord, decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
     from pathlib import Path
-
-__all__ = ["Failure", "RecordPhase", "SandboxRecord"]  # whoever has the store has what is in it
 
 RECORD_FILE: Final = "record.json"
 EXITS_FILE: Final = "exits.json"

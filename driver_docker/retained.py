@@ -31,7 +31,8 @@ from openshell.isolation.json_fields import Fields, dump_json
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from driver_docker.records import RecordStore, SandboxRecord
+    from driver_docker.records import RecordStore
+    from driver_docker.sandbox_record import SandboxRecord
 
 _VERSION: Final = 1
 _CREATE_AGAIN: Final = "delete it and create it again"

@@ -14,13 +14,13 @@ from driver_docker.errors import (
     SandboxNotFoundError,
     UnreadableRecordError,
 )
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from driver_docker.engine_objects import ContainerFacts, EngineEvent
-    from driver_docker.records import SandboxRecord
+    from driver_docker.sandbox_record import SandboxRecord
 
 _MAX_EVENTS = 64
 

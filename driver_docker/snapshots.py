@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.events import Condition, ConditionStatus, Snapshot
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.verdict import Reason
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from driver_docker.engine_objects import ContainerFacts
-    from driver_docker.records import SandboxRecord
+    from driver_docker.sandbox_record import SandboxRecord
 
 READY: Final = "Ready"
 SUSPENDED: Final = "Suspended"

@@ -18,8 +18,8 @@ from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, check_fence
 from driver_docker.launch_steps import as_failure
 from driver_docker.provision import come_through
-from driver_docker.records import Failure, RecordPhase
 from driver_docker.relaunch import Relauncher
+from driver_docker.sandbox_record import Failure, RecordPhase
 from driver_docker.services import now
 from driver_docker.turns import LAUNCHING, end_launch, has_launch
 from driver_docker.verdict import Reason

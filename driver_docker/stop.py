@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineRefusedError
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import RecordError, SandboxNotFoundError
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.services import now
 from driver_docker.teardown import remove_auxiliaries, stop_workload
 from driver_docker.turns import LAUNCHING

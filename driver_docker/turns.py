@@ -27,7 +27,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 
 if TYPE_CHECKING:
     from driver_docker.sandboxes import Sandbox

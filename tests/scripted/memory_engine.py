@@ -27,7 +27,8 @@ from driver_docker.engine_objects import (
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
 from driver_docker.observe import Observer
-from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import RecordStore
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.services import Services
 

@@ -12,7 +12,8 @@ from driver_docker.errors import RecordError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+    from driver_docker.records import RecordStore
+    from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 
 
 class ScriptedWrites:

@@ -30,7 +30,7 @@ from scripted.scripted_store import held_saves
 
 from driver_docker.engine import EngineUnreachableError
 from driver_docker.errors import PreconditionError
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 
 if TYPE_CHECKING:
     from scripted.compute_gateway import ComputeGateway

@@ -24,7 +24,7 @@ from scripted.retained import refusal, start, stop, wait_ready_again
 from scripted.scripted_store import held_saves, refused_saves
 
 from driver_docker.engine import EngineAbsentError, EngineRefusedError, EngineTimeoutError, EngineUnreachableError
-from driver_docker.records import RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 if TYPE_CHECKING:

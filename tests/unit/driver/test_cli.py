@@ -15,7 +15,8 @@ from driver_docker.cli import main
 from driver_docker.cli_options import flag_of
 from driver_docker.config import DriverConfig
 from driver_docker.exit_journal import ExitJournal, JournalEntry
-from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import RecordStore
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 
 AT = datetime(2026, 10, 5, 12, tzinfo=UTC)
 COMMANDS = ("serve", "check", "sandboxes", "exits", "gc")

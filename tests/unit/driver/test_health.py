@@ -17,7 +17,7 @@ from driver_docker.engine import (
 )
 from driver_docker.engine_objects import ContainerStatus, EngineEvent, ExecResult
 from driver_docker.health import wait_until_healthy
-from driver_docker.records import RecordPhase, SandboxRecord
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import Sandbox
 
 if TYPE_CHECKING:

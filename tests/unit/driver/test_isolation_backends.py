@@ -22,8 +22,9 @@ from driver_docker.errors import ConfigurationError, PreconditionError
 from driver_docker.isolation_backends import check_pin, check_placeable, parse_registrations
 from driver_docker.labels import Owner
 from driver_docker.plan import LaunchPlan, plan_launch
-from driver_docker.records import RECORD_FILE, RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import RECORD_FILE, RecordStore
 from driver_docker.requests import decode_sandbox
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.staging import supervisor_entries
 from driver_docker.supervisor_files import SupervisorFileError, read_delegation
 from openshell.isolation.documents import (

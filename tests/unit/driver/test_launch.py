@@ -22,9 +22,10 @@ from driver_docker.errors import DriverError, ProvisioningError, RecordError
 from driver_docker.launch import Launcher
 from driver_docker.launch_steps import as_failure, during
 from driver_docker.reclaim import reclaim
-from driver_docker.records import LAUNCH_FILES, RecordPhase
+from driver_docker.records import LAUNCH_FILES
 from driver_docker.relaunch import Relauncher
 from driver_docker.requests import decode_sandbox
+from driver_docker.sandbox_record import RecordPhase
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:

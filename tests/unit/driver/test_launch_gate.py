@@ -20,8 +20,8 @@ from driver_docker.errors import PreconditionError
 from driver_docker.handshake import Handshake, OlderGateways
 from driver_docker.launch_gate import LaunchGate
 from driver_docker.launch_steps import as_failure
-from driver_docker.records import RecordPhase, SandboxRecord
 from driver_docker.revisions import VERSION_LABEL
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:

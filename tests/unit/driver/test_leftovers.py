@@ -16,7 +16,8 @@ from driver_docker.engine import Engine, EngineAbsentError, EngineConflictError
 from driver_docker.engine_objects import ContainerFacts, ContainerRow, ContainerStatus, HealthStatus, VolumeFacts
 from driver_docker.errors import ConfigurationError, RecordError
 from driver_docker.leftovers import Sweeper, is_locked
-from driver_docker.records import RECORD_FILE, RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import RECORD_FILE, RecordStore
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 
 OLD = datetime.now(UTC) - timedelta(hours=1)
 NS = "default"

@@ -26,9 +26,10 @@ from driver_docker.errors import RecordError
 from driver_docker.events import ConditionStatus, PlatformEvent
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
-from driver_docker.records import LAUNCH_FILES, RecordPhase
+from driver_docker.records import LAUNCH_FILES
 from driver_docker.requests import decode_sandbox
 from driver_docker.retained import CommittedLaunch
+from driver_docker.sandbox_record import RecordPhase
 from openshell.isolation.documents import LaunchAuthentication
 from openshell.verdicts import Category, LastWords, Stage
 
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from scripted.memory_engine import MemoryDriver
 
     from driver_docker.engine_objects import ContainerSpec
-    from driver_docker.records import SandboxRecord
     from driver_docker.requests import LaunchRequest
+    from driver_docker.sandbox_record import SandboxRecord
     from driver_docker.sandboxes import Sandbox
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -25,7 +25,7 @@ from driver_docker.errors import ConfigurationError
 from driver_docker.events import Condition, ConditionStatus, Snapshot
 from driver_docker.metered_engine import CALLS, metered
 from driver_docker.metrics import LaunchCounter, Metrics, serving
-from driver_docker.records import RecordPhase, SandboxRecord
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.watch import WatchHub
 from openshell.verdicts import Component, Verdict, VerdictKind

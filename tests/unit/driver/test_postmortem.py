@@ -10,7 +10,7 @@ import pytest
 from driver_docker.config import PublicDetail
 from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.postmortem import examine
-from driver_docker.records import RecordPhase, SandboxRecord
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import Sandbox
 from driver_docker.verdict import Reason
 from openshell.verdicts import Category, Component, LastWords, Stage

@@ -11,7 +11,8 @@ from scripted.memory_engine import SUPERVISOR, WORKLOAD, MemoryDriver, memory_dr
 from driver_docker.engine import EngineRefusedError
 from driver_docker.errors import SandboxExistsError, SandboxNotFoundError, UnreadableRecordError
 from driver_docker.reclaim import reclaim
-from driver_docker.records import LAUNCH_FILES, RECORD_FILE, RecordPhase
+from driver_docker.records import LAUNCH_FILES, RECORD_FILE
+from driver_docker.sandbox_record import RecordPhase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

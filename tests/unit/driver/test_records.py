@@ -13,16 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from driver_docker.errors import RecordError
-from driver_docker.records import (
-    MAX_EXITS,
-    RECORD_FILE,
-    Failure,
-    RecordPhase,
-    RecordStore,
-    SandboxRecord,
-    StoredRecords,
-)
-from driver_docker.sandbox_record import encode
+from driver_docker.records import MAX_EXITS, RECORD_FILE, RecordStore, StoredRecords
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,10 @@ from driver_docker import records
 from driver_docker.documents import LaunchDocuments, build_documents
 from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus
 from driver_docker.errors import PreconditionError, RecordError
-from driver_docker.records import RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import RecordStore
 from driver_docker.requests import decode_sandbox
 from driver_docker.retained import CommittedLaunch, RetainedLaunch, committed_files
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.services import now
 from openshell.isolation.documents import BoundaryBootstrap, IdentitySource, MainProcessSpec, WorkloadIdentity
 from openshell.isolation.tls import issue_session_tls

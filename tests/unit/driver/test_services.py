@@ -14,7 +14,8 @@ import pytest
 
 from driver_docker.errors import RecordError
 from driver_docker.labels import Owner
-from driver_docker.records import AUTH_FILE, RECORD_FILE, RecordPhase, RecordStore, SandboxRecord
+from driver_docker.records import AUTH_FILE, RECORD_FILE, RecordStore
+from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.services import Services
 from openshell.verdicts import Component, Verdict, VerdictKind

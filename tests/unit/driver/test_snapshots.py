@@ -9,7 +9,7 @@ import pytest
 
 from driver_docker import encode, events
 from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus, PullProgress
-from driver_docker.records import Failure, RecordPhase, SandboxRecord
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
 from driver_docker.snapshots import take_snapshot
 
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)

@@ -25,7 +25,8 @@ from driver_docker.events import ConditionStatus, Deleted, PlatformEvent, Snapsh
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
 from driver_docker.observe import Observer
-from driver_docker.records import RECORD_FILE, RecordPhase
+from driver_docker.records import RECORD_FILE
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.snapshots import READY
 from driver_docker.turns import has_launch
 
