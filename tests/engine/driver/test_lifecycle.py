@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from scripted.compute_gateway import SECRET, peer, ready
+from scripted.inside import entry_of, launch_over
 
 from openshell.isolation.documents import BoundaryBootstrap, MainProcessSpec, OuterFence, RuntimeDescriptor
 from openshell.verdicts import KilledBy, Verdict, VerdictKind
@@ -19,8 +20,6 @@ from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 if TYPE_CHECKING:
     from docker import APIClient
     from scripted.driver_bench import DriverBench
-
-    from driver_docker.serve import Driver
 
 
 def _read(client: APIClient, container: str, path: str) -> tuple[tarfile.TarInfo, bytes]:
@@ -195,7 +194,7 @@ async def test_a_failed_start_is_remembered_and_its_containers_removed(
         assert ready(observed).reason == reason
         assert f"code {code}" in ready(observed).message
         assert "gateway not reachable" in ready(observed).message
-        await _until_gone(driver, wanted.id)
+        await launch_over(entry_of(driver, wanted.id))
         assert bench.sandbox_left_over(wanted.id) == []
         listed = await link.stub.ListSandboxes(pb.ListSandboxesRequest())
         assert [ready(entry).reason for entry in listed.sandboxes] == [reason]
@@ -362,11 +361,3 @@ async def test_the_handshake_answers_the_same_bytes_each_time(bench: DriverBench
         request = pb.GetCapabilitiesRequest(gateway=peer())
         answers: set[Any] = {(await link.stub.GetCapabilities(request)).SerializeToString() for _ in range(3)}
         assert len(answers) == 1
-
-
-async def _until_gone(driver: Driver, sandbox_id: str) -> None:
-    """Until the background has removed a failed launch: it forgets the containers' ids then, under the lock."""
-    sandbox = driver.services.table.by_id(sandbox_id)
-    assert sandbox is not None
-    assert sandbox.launch_task is not None
-    await asyncio.wait([sandbox.launch_task], timeout=20)

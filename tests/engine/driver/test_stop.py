@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from scripted.compute_gateway import launch_authentication, ready
+from scripted.inside import entry_of, launch_over
 from scripted.retained import start, stop, stopped, wait_ready_again
 
 from driver_docker.engine_connection import EngineConnection
@@ -63,10 +64,7 @@ async def test_field_report_29_a_start_failure_leaves_neither_container_nor_secr
     async with bench.running() as (driver, link):
         wanted = bench.sandbox("exit-9.x")
         await bench.launch(link, wanted)
-        sandbox = driver.services.table.by_id(wanted.id)
-        assert sandbox is not None
-        assert sandbox.launch_task is not None
-        await sandbox.launch_task
+        await launch_over(entry_of(driver, wanted.id))
         assert bench.sandbox_left_over(wanted.id) == []
         left = {file.name for file in (driver.services.store.directory / wanted.id).iterdir()}
         assert not left & SECRET_FILES
