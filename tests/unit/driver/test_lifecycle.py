@@ -22,7 +22,7 @@ from driver_docker.engine import (
     EngineUnreachableError,
 )
 from driver_docker.engine_objects import ContainerStatus
-from driver_docker.errors import RecordError
+from driver_docker.errors import PreconditionError, RecordError
 from driver_docker.events import ConditionStatus, PlatformEvent
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
@@ -30,16 +30,17 @@ from driver_docker.records import LAUNCH_FILES
 from driver_docker.requests import decode_sandbox
 from driver_docker.retained import CommittedLaunch
 from driver_docker.sandbox_record import RecordPhase
+from driver_docker.services import Services
 from openshell.isolation.documents import LaunchAuthentication
 from openshell.verdicts import Category, LastWords, Stage
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from scripted.memory_engine import MemoryDriver
 
-    from driver_docker.engine_objects import ContainerSpec
+    from driver_docker.engine_objects import ContainerFacts, ContainerSpec
     from driver_docker.requests import LaunchRequest
     from driver_docker.sandbox_record import SandboxRecord
     from driver_docker.sandboxes import Sandbox
@@ -257,3 +258,63 @@ def _newer_credentials(driver: MemoryDriver, entry: Sandbox) -> LaunchAuthentica
         gateway_id=committed.gateway_id,
         verification_keys=committed.verification_keys,
     )
+
+
+async def test_what_a_failed_start_has_left_to_do_is_done_though_a_start_that_came_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        entry = await _create(driver, lifecycle)
+        await driver.settle()
+        newer = _newer_credentials(driver, entry)
+        await lifecycle.stop(sandbox_id=entry.sandbox_id, name="")
+        saving, saved = asyncio.Event(), asyncio.Event()
+        save = Services.save_quietly
+
+        async def slow(services: Services, sandbox: Sandbox) -> None:
+            saving.set()
+            await saved.wait()
+            await save(services, sandbox)
+
+        starter: Any = lifecycle._starter
+        supersedes = starter._supersedes
+
+        async def late(sandbox: Sandbox, launch: LaunchAuthentication) -> bool:
+            taken = bool(await supersedes(sandbox, launch))
+            monkeypatch.setattr(Services, "save_quietly", slow)
+            began.set()
+            await saving.wait()
+            return taken
+
+        began, probing = asyncio.Event(), asyncio.Event()
+        starter._supersedes = late
+        engine: Any = driver.engine
+        engine.exec_command = AsyncMock(side_effect=_after(probing, began, EngineError("odd")))
+        call = {"sandbox_id": entry.sandbox_id, "name": "", "generation": "g-2"}
+        await lifecycle.start(**call, launch=None)
+        await asyncio.wait_for(probing.wait(), HANGS_SECONDS)
+        refusal = PreconditionError("the revisions no longer fit")
+        cast("Any", driver.services.gate).admit_again = AsyncMock(side_effect=refusal)
+        again = asyncio.create_task(lifecycle.start(**call, launch=newer))
+        await asyncio.wait_for(saving.wait(), HANGS_SECONDS)
+        await asyncio.sleep(0)
+        saved.set()
+        with pytest.raises(PreconditionError, match="no longer fit"):
+            await asyncio.wait_for(again, HANGS_SECONDS)
+        await driver.settle()
+        assert (entry.record.phase, entry.record.supervisor_id) == (RecordPhase.ACTIVE, "")
+        assert entry.record.failure is not None
+        assert [each.status for each in _containers(driver)] == [ContainerStatus.EXITED]
+
+
+def _after(asked: asyncio.Event, began: asyncio.Event, error: Exception) -> Callable[..., Any]:
+    async def fail(*_: Any, **__: Any) -> Any:
+        asked.set()
+        await began.wait()
+        raise error
+
+    return fail
+
+
+def _containers(driver: MemoryDriver) -> list[ContainerFacts]:
+    return [each for each in driver.engine.containers.values() if not each.name.endswith("-fill")]
