@@ -14,7 +14,7 @@ import shutil
 import signal
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -82,7 +82,7 @@ class Inventory:
         )
 
     def _here(self) -> dict[str, list[str]]:
-        containers = [(row["Names"][0].lstrip("/"), row["Labels"]) for row in self.engine.containers(all=True)]
+        containers = [(_name(row), row["Labels"]) for row in self.engine.containers(all=True)]
         volumes = [(row["Name"], row["Labels"]) for row in self.engine.volumes()["Volumes"] or ()]
         networks = [(row["Name"], row["Labels"]) for row in self.engine.networks()]
         kinds = {"containers": containers, "volumes": volumes, "networks": networks}
@@ -111,13 +111,19 @@ def _environments() -> Iterator[tuple[int, bytes]]:
                 yield int(folder.name), (folder / "environ").read_bytes()
 
 
+def _name(row: Mapping[str, Any]) -> str:
+    """A container's name; its id where the engine lists it without one, as it does while it removes it."""
+    names = row["Names"] or [row["Id"]]
+    return str(names[0]).lstrip("/")
+
+
 def remove_earlier(engine: docker.APIClient, namespace: str) -> list[str]:
     """Remove what a killed earlier run left under the same namespace label, and name it."""
     wanted = {"label": f"{NAMESPACE_LABEL}={namespace}"}
     removed: list[str] = []
     for row in engine.containers(all=True, filters=wanted):
         engine.remove_container(row["Id"], force=True, v=True)
-        removed.append(row["Names"][0].lstrip("/"))
+        removed.append(_name(row))
     for row in engine.volumes(filters=wanted)["Volumes"] or ():
         engine.remove_volume(row["Name"])
         removed.append(row["Name"])

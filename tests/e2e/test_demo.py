@@ -66,7 +66,7 @@ class Demo:
     def left(self) -> list[str]:
         """What is on the engine or in the folder."""
         wanted = {"label": f"{NAMESPACE_LABEL}={NAMESPACE}"}
-        containers = [row["Names"][0] for row in self.engine.containers(all=True, filters=wanted)]
+        containers = [(row["Names"] or [row["Id"]])[0] for row in self.engine.containers(all=True, filters=wanted)]
         volumes = [row["Name"] for row in self.engine.volumes(filters=wanted)["Volumes"] or ()]
         return containers + volumes + [path.name for path in self.folder.iterdir()]
 

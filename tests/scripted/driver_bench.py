@@ -95,13 +95,13 @@ class DriverBench:
     def left_over(self) -> list[str]:
         """Names of containers and volumes of this bench that exist."""
         filters = {"label": f"{NAMESPACE}={self.namespace}"}
-        names = [row["Names"][0] for row in self.client.containers(all=True, filters=filters)]
+        names = [(row["Names"] or [row["Id"]])[0] for row in self.client.containers(all=True, filters=filters)]
         return names + [volume["Name"] for volume in self.client.volumes(filters=filters)["Volumes"] or []]
 
     def sandbox_left_over(self, sandbox_id: str) -> list[str]:
         """Names of containers and volumes of one sandbox that exist."""
         filters = {"label": f"{SANDBOX_ID}={sandbox_id}"}
-        names = [row["Names"][0] for row in self.client.containers(all=True, filters=filters)]
+        names = [(row["Names"] or [row["Id"]])[0] for row in self.client.containers(all=True, filters=filters)]
         return names + [volume["Name"] for volume in self.client.volumes(filters=filters)["Volumes"] or []]
 
     def clear(self) -> None:
