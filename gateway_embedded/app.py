@@ -18,6 +18,7 @@ from gateway_embedded.database import Database
 from gateway_embedded.deadlines import DeadlineKeeper
 from gateway_embedded.dispatch import Dispatcher
 from gateway_embedded.driver_link import DriverLink
+from gateway_embedded.driver_socket import SocketFault
 from gateway_embedded.errors import ConfigurationError
 from gateway_embedded.events import EventHub
 from gateway_embedded.handshake import DriverIdentity
@@ -160,9 +161,20 @@ class Gateway:
 
         Raises:
             HandshakeError: The driver does not fit this gateway.
-            DriverCallError: Nobody answered within the dial window.
+            DriverUnreachableError: Nobody answered within the dial window, or nobody can.
+            DriverCallError: The driver refused.
         """
-        identity = await self._driver.connect(window_seconds=self._config.driver_timings.dial_window_seconds)
+        window_seconds = self._config.driver_timings.dial_window_seconds
+
+        def waiting(fault: SocketFault) -> None:
+            self._log.warning(
+                "waiting for the compute driver",
+                socket=str(self._config.compute_driver_socket),
+                cause=str(fault),
+                at_most_seconds=window_seconds,
+            )
+
+        identity = await self._driver.connect(window_seconds=window_seconds, on_wait=waiting)
         self._states.driver_reports_runtime_readiness = identity.reports_runtime_readiness
         self._log.info(
             "compute driver connected",

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from gateway_embedded.app import Gateway
 from gateway_embedded.client_config import default_root
 from gateway_embedded.config import GatewayConfig
-from gateway_embedded.errors import GatewayError
+from gateway_embedded.errors import DriverUnreachableError, GatewayError
 from gateway_embedded.version import own_version
 
 
@@ -113,6 +113,8 @@ async def _serve(gateway: Gateway, config: GatewayConfig, stopping: asyncio.Even
             return 0
         try:
             work.result()
+        except DriverUnreachableError as error:
+            click.echo(f"openshell-gateway: {error.message}", err=True)
         except GatewayError as error:
             socket = config.compute_driver_socket
             click.echo(f"openshell-gateway: compute driver at {socket}: {error.message}", err=True)

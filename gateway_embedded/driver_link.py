@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,15 @@ import grpc
 
 from gateway_embedded import handshake
 from gateway_embedded.config import DriverPolicy
-from gateway_embedded.errors import DriverCallError, HandshakeError, PreconditionError, UnavailableError, public_text
+from gateway_embedded.driver_socket import SocketFault, connection_fault, protocol_fault
+from gateway_embedded.errors import (
+    DriverCallError,
+    DriverUnreachableError,
+    HandshakeError,
+    PreconditionError,
+    UnavailableError,
+    public_text,
+)
 from gateway_embedded.handshake import DriverIdentity, Peer
 from gateway_embedded.version import own_version
 from openshell.status import StatusCode
@@ -21,6 +30,7 @@ from openshell.wire.extension.v1 import extension_pb2
 _T = TypeVar("_T")
 
 _DIAL_RETRY_MILLISECONDS = 250
+_LOOK_INTERVAL_SECONDS = 1.0
 _MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 
 _CHANNEL_OPTIONS = (
@@ -43,6 +53,7 @@ class DriverLink:
             self._channel
         )
         self._identity: DriverIdentity | None = None
+        self._waiting_for: SocketFault | None = None
 
     @property
     def identity(self) -> DriverIdentity:
@@ -52,7 +63,8 @@ class DriverLink:
             UnavailableError: None has, yet.
         """
         if self._identity is None:
-            raise UnavailableError("the compute driver has not answered yet; try again in a moment")
+            why = self._waiting_for or "try again in a moment"
+            raise UnavailableError(f"the compute driver on {self._socket} has not answered yet: {why}")
         return self._identity
 
     @property
@@ -66,18 +78,46 @@ class DriverLink:
         lost = (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.CONNECTING)
         return self.connected and self._channel.get_state() not in lost
 
-    async def connect(self, *, window_seconds: float) -> DriverIdentity:
+    async def connect(
+        self, *, window_seconds: float, on_wait: Callable[[SocketFault], None] = lambda _: None
+    ) -> DriverIdentity:
         """Dial, retrying every 250 ms, and shake hands.
 
+        Args:
+            window_seconds: How long a driver may take to answer.
+            on_wait: Is told why there is none yet, once for every cause.
+
         Raises:
-            HandshakeError: The driver does not fit this gateway.
-            DriverCallError: Nobody answered within the window, or the driver refused.
+            HandshakeError: The driver does not fit this gateway, or is none.
+            DriverUnreachableError: Nobody answered within the window, or nobody can for a reason that lasts.
+            DriverCallError: The driver refused.
         """
-        request = self._hello()
-        answer = await self._call(
-            "GetCapabilities", self._stub.GetCapabilities(request, timeout=window_seconds, wait_for_ready=True)
+        call = asyncio.create_task(
+            self._call(
+                "GetCapabilities",
+                self._stub.GetCapabilities(self._hello(), timeout=window_seconds, wait_for_ready=True),
+            )
         )
-        self._identity = self._check(answer)
+        look = asyncio.create_task(self._lasting_fault(on_wait))
+        try:
+            await asyncio.wait((call, look), return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise self._unreachable("GetCapabilities", look.result())
+            self._identity = self._check(call.result())
+        except DriverCallError as error:
+            if error.status is StatusCode.UNIMPLEMENTED:
+                raise HandshakeError(
+                    f"what answers on {self._socket} is not a compute driver; --compute-driver-socket takes the "
+                    "driver's own socket (--bind-socket of openshell-driver-docker)"
+                ) from error
+            if error.status is StatusCode.DEADLINE_EXCEEDED:
+                fault = connection_fault(self._socket) or await protocol_fault(self._socket)
+                raise self._unreachable("GetCapabilities", fault, waited_seconds=window_seconds) from error
+            raise
+        finally:
+            for task in (call, look):
+                task.cancel()
+            await asyncio.gather(call, look, return_exceptions=True)
         return self._identity
 
     async def validate(self, sandbox: compute_driver_pb2.DriverSandbox) -> None:
@@ -131,7 +171,7 @@ class DriverLink:
                 async for event in call:
                     yield event
             except grpc.aio.AioRpcError as error:
-                raise _typed("WatchSandboxes", error) from error
+                raise self._failure("WatchSandboxes", error) from error
 
         try:
             yield events()
@@ -210,9 +250,38 @@ class DriverLink:
         try:
             return await call
         except grpc.aio.AioRpcError as error:
-            raise _typed(rpc, error) from error
+            raise self._failure(rpc, error) from error
 
+    def _failure(self, rpc: str, error: grpc.aio.AioRpcError) -> DriverCallError:
+        """The typed error: the driver's own words, unless it was the socket that failed."""
+        status = StatusCode.from_grpc(error.code())
+        if status is StatusCode.UNAVAILABLE:
+            fault = connection_fault(self._socket)
+            if fault is not None or self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+                return self._unreachable(rpc, fault)
+        details = error.details() or "the compute driver gave no reason"
+        return DriverCallError(public_text(details), rpc=rpc, status=status)
 
-def _typed(rpc: str, error: grpc.aio.AioRpcError) -> DriverCallError:
-    details = error.details() or "the compute driver gave no reason"
-    return DriverCallError(public_text(details), rpc=rpc, status=StatusCode.from_grpc(error.code()))
+    def _unreachable(
+        self, rpc: str, fault: SocketFault | None, *, waited_seconds: float | None = None
+    ) -> DriverUnreachableError:
+        within = "" if waited_seconds is None else f" within {waited_seconds:g} s"
+        why = fault or "its connection broke or it does not answer; see the driver's log and try again"
+        return DriverUnreachableError(
+            f"the compute driver cannot be reached on its socket {self._socket}{within}: {why}", rpc=rpc
+        )
+
+    async def _lasting_fault(self, on_wait: Callable[[SocketFault], None]) -> SocketFault:
+        """Look regularly what is wrong with the socket, until the same is found twice that waiting does not cure."""
+        before: SocketFault | None = None
+        try:
+            while True:
+                fault = connection_fault(self._socket) or await protocol_fault(self._socket)
+                if fault is not None and fault == before and fault.lasting:
+                    return fault
+                if fault is not None and fault != before:
+                    on_wait(fault)
+                self._waiting_for = before = fault
+                await asyncio.sleep(_LOOK_INTERVAL_SECONDS)
+        finally:
+            self._waiting_for = None

@@ -202,6 +202,15 @@ class DriverCallError(GatewayError):
         self.rpc = rpc
 
 
+class DriverUnreachableError(DriverCallError):
+    """Nobody could be reached on the compute driver's socket, so the driver was not asked, or did not answer."""
+
+    default_reason = "DRIVER_UNREACHABLE"
+
+    def __init__(self, message: str, *, rpc: str) -> None:
+        super().__init__(message, rpc=rpc, status=StatusCode.UNAVAILABLE)
+
+
 class ConfigurationError(GatewayError):
     """The gateway's own configuration or state folder cannot be used; `serve` says so and exits."""
 

@@ -17,6 +17,7 @@ from gateway_embedded.encoding import TimestampRangeError
 from gateway_embedded.errors import (
     DeletedMeanwhileError,
     DriverCallError,
+    DriverUnreachableError,
     GatewayError,
     PreconditionError,
     SandboxExistsError,
@@ -229,6 +230,8 @@ def _create_failed(error: GatewayError, name: str) -> GatewayError:
         return SandboxExistsError(error.message)
     if error.status is StatusCode.FAILED_PRECONDITION:
         return PreconditionError(error.message, reason=error.reason)
+    if isinstance(error, DriverUnreachableError) and error.rpc != "CreateSandbox":
+        return error  # The driver was not asked for anything yet.
     return GatewayError(
         public_text(f"create sandbox failed: {error.message}"),
         reason="CREATE_FAILED",

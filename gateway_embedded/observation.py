@@ -37,15 +37,22 @@ class DriverObserver:
         self._log = structlog.get_logger("gateway.observer")
 
     async def follow(self) -> None:
-        """Keep one watch open until cancelled."""
+        """Keep one watch open until cancelled; the same failure is told once, however often it is tried again."""
+        told = ""
         while True:
             try:
                 async with self._driver.watch() as events:
                     async for event in events:
+                        if told:
+                            self._log.info("the compute driver is back and followed again")
+                            told = ""
                         await self._apply(event)
                 self._log.info("the driver ended its watch; opening it again")
+                told = ""
             except DriverCallError as error:
-                self._log.warning("the driver's watch broke; opening it again", error=error.public_message)
+                if error.public_message != told:
+                    self._log.warning("the driver's watch broke; opening it again", error=error.public_message)
+                    told = error.public_message
             await asyncio.sleep(self._timings.watch_reopen_seconds)
 
     async def sweep_regularly(self) -> None:
