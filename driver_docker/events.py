@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from driver_docker.sandbox_record import RecordPhase
+from openshell.verdicts import Verdict
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from driver_docker.engine_objects import PullProgress
-    from openshell.verdicts import Verdict
+    from driver_docker.sandbox_record import Failure, SandboxRecord
 
 EVENT_SOURCE: Final = "docker"
 _PREFIX: Final = "openshell.progress."
@@ -184,6 +187,16 @@ def exited(sandbox_id: str, at: datetime, verdict: Verdict) -> PlatformEvent:
         message=verdict.message,
         time=at,
         metadata=verdict.to_metadata(),
+    )
+
+
+def failed(record: SandboxRecord, failure: Failure) -> PlatformEvent:
+    """A recorded failure as it is told: a warning, unless a sandbox that was ready has done its work."""
+    verdict = Verdict.from_metadata(failure.verdict) if record.phase is RecordPhase.ACTIVE else None
+    if verdict is not None:
+        return exited(record.sandbox_id, failure.at, verdict)
+    return warning(
+        record.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
     )
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import events
 from driver_docker.engine import EngineAbsentError, EngineError
 from driver_docker.postmortem import Exit, examine
 from driver_docker.sandbox_record import Failure, RecordPhase
@@ -234,12 +233,9 @@ class Exits:
 
     def _tell(self, sandbox: Sandbox, ended: Exit) -> None:
         verdict = ended.verdict
-        at = verdict.finished_at or now()
         failure = failure_of(verdict)
-        sandbox.record = sandbox.record.changed(at, failure=failure)
-        # The verdict first: who stops watching at the terminal snapshot has it.
-        self._services.publish(events.exited(sandbox.sandbox_id, at, verdict))
-        self._services.publish_snapshot(sandbox)
+        sandbox.record = sandbox.record.changed(failure.at, failure=failure)
+        self._services.tell_failure(sandbox)
         self._services.log_of(sandbox).warning(
             "container ended", component=verdict.component.value, kind=verdict.kind.value, message=verdict.message
         )
@@ -318,4 +314,5 @@ def failure_of(verdict: Verdict) -> Failure:
         message=verdict.message,
         at=verdict.finished_at or now(),
         verdict=verdict.to_metadata(),
+        untold=True,
     )

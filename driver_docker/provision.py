@@ -138,7 +138,7 @@ class Provisioner:
         if sandbox.record.phase is not RecordPhase.PROVISIONING:
             return  # a delete has taken over
         reason, message = as_failure(error)
-        failure = Failure(reason=reason, message=message, at=now())
+        failure = Failure(reason=reason, message=message, at=now(), untold=True)
         if isinstance(error, ExitBeforeReadyError):
             failure = failure_of(error.exit.verdict)
         sandbox.intentional |= sandbox.container_ids
@@ -150,13 +150,8 @@ class Provisioner:
             await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
         else:
             await services.save_quietly(sandbox)
-        # The verdict first: who stops watching at the terminal snapshot has it.
-        services.publish(
-            events.warning(
-                sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
-            )
-        )
-        services.publish_snapshot(sandbox)
+        if services.tell_failure(sandbox):
+            await services.save_quietly(sandbox)
 
     async def clear_failed(self, sandbox: Sandbox) -> None:
         """Take a turn to remove what a failed launch left; a look tries it again while it fails."""

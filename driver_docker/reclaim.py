@@ -103,7 +103,9 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
             services.log_of(sandbox).info("interrupted deletion finished")
         return  # or else each look tries again
     if record.phase is RecordPhase.PROVISIONING:
-        failure = Failure(reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now())
+        failure = Failure(
+            reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now(), untold=True
+        )
         sandbox.record = record.changed(
             now(), phase=RecordPhase.FAILED, failure=failure, workload_id="", supervisor_id=""
         )

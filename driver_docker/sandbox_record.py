@@ -39,6 +39,8 @@ class Failure:
     at: datetime
     verdict: Mapping[str, str] = field(default_factory=dict)
     """The verdict's metadata, where an exit was the cause."""
+    untold: bool = False
+    """Whether nobody watched when its event was published; the next watch begins with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

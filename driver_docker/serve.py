@@ -121,6 +121,7 @@ class Driver:
             handshake=handshake,
             gate=LaunchGate(self._engine, config, handshake),
             publish=publish,
+            watched=lambda: self.hub.reader_count > 0,
             metrics=self.metrics,
             engine_events=engine_events,
         )

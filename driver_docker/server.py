@@ -159,6 +159,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
 
         async def snapshots() -> list[pb.WatchSandboxesEvent]:
             services, older = self._services, self._older_gateway
+            await services.tell_untold(lambda event: context.write(encode.watch_event(event, older_gateway=older)))
             return [encode.watch_event(services.snapshot(each), older_gateway=older) for each in services.table]
 
         try:

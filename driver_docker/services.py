@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakValueDictionary
 
 import structlog
 
+from driver_docker import events
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import ExitJournal, JournalEntry
 from driver_docker.metrics import Metrics
@@ -52,6 +53,8 @@ class Services:
     """What every launch and every re-creation of a supervisor passes first."""
     publish: Callable[[WatchEvent], None]
     """Hands one event to every watcher; never blocks, never raises."""
+    watched: Callable[[], bool] = lambda: False
+    """Whether anybody watches now, and so has what was published last."""
     metrics: Metrics = field(default_factory=Metrics)
     engine_events: Callable[[bool], None] = lambda _connected: None
     """Told whether the engine's events are being read now, at each change."""
@@ -77,6 +80,42 @@ class Services:
     def publish_snapshot(self, sandbox: Sandbox) -> None:
         """Tell watchers the state of a sandbox."""
         self.publish(self.snapshot(sandbox))
+
+    def tell_failure(self, sandbox: Sandbox) -> bool:
+        """Tell watchers why a sandbox failed, and then its state; whether anybody watched.
+
+        The event comes first: who stops watching at the terminal snapshot has the verdict. Where nobody watches, the
+        record remembers it for the next watch.
+        """
+        failure = sandbox.record.failure
+        if failure is None:
+            return False
+        self.publish(events.failed(sandbox.record, failure))
+        told = self.watched()
+        sandbox.record = replace(sandbox.record, failure=replace(failure, untold=not told))
+        self.publish_snapshot(sandbox)
+        return told
+
+    async def tell_untold(self, write: Callable[[WatchEvent], Awaitable[object]]) -> None:
+        """Tell a new watcher of the failures that were published when nobody watched, each once.
+
+        Args:
+            write: Sends one event to this watcher alone.
+        """
+        for sandbox in tuple(self.table):
+            failure = sandbox.record.failure
+            if failure is None or not failure.untold:
+                continue
+            # Before it is written: a second watcher that begins meanwhile is not told too.
+            told = replace(failure, untold=False)
+            sandbox.record = replace(sandbox.record, failure=told)
+            try:
+                await write(events.failed(sandbox.record, failure))
+            except BaseException:
+                if sandbox.record.failure is told:
+                    sandbox.record = replace(sandbox.record, failure=failure)
+                raise
+            await self.save_quietly(sandbox)
 
     async def save(self, sandbox: Sandbox) -> None:
         """Write the record as it is when its turn comes: a later save never loses to an earlier one.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from driver_docker import events
 from driver_docker.concurrency import uninterrupted
 from driver_docker.engine import EngineUnreachableError
 from driver_docker.engine_objects import ContainerStatus
@@ -269,7 +268,7 @@ class Starter:
         reason, message = as_failure(error)
         if not isinstance(error, ExitBeforeReadyError) and reason == Reason.CONTAINER_CREATE_FAILED:
             reason = Reason.CONTAINER_START_FAILED
-        failure = Failure(reason=reason, message=message, at=now())
+        failure = Failure(reason=reason, message=message, at=now(), untold=True)
         if isinstance(error, ExitBeforeReadyError):
             failure = failure_of(error.exit.verdict)
         sandbox.judged |= sandbox.container_ids
@@ -279,9 +278,5 @@ class Starter:
             await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
         else:
             await services.save_quietly(sandbox)
-        services.publish(
-            events.warning(
-                sandbox.sandbox_id, failure.at, reason=failure.reason, message=failure.message, metadata=failure.verdict
-            )
-        )
-        services.publish_snapshot(sandbox)
+        if services.tell_failure(sandbox):
+            await services.save_quietly(sandbox)

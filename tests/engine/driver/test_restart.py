@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-from typing import TYPE_CHECKING
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from scripted.compute_gateway import ComputeGateway, ready
 
 from openshell.verdicts import Verdict, VerdictKind
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
+from openshell.wire.compute.v1 import compute_driver_pb2_grpc
 
 if TYPE_CHECKING:
     from scripted.driver_bench import DriverBench
@@ -74,6 +76,40 @@ async def test_a_killed_driver_adopts_what_runs_and_judges_what_ended_meanwhile(
         for sandbox in (kept, lost, failed):
             answer = await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=sandbox.id))
             assert answer.deleted
+        assert await driver_process.end(process) == 0
+    assert bench.left_over() == []
+
+
+async def test_a_verdict_that_nobody_watched_for_reaches_the_gateway_once_when_it_is_back(bench: DriverBench) -> None:
+    address = f"unix:{driver_process.socket_of(bench)}"
+    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        process.kill()
+        await process.wait()
+    supervisor = bench.container(wanted.id, "supervisor")["Id"]
+    bench.client.kill(supervisor, "SIGKILL")
+    await asyncio.to_thread(bench.client.wait, supervisor, timeout=20)
+    async with driver_process.serving(bench) as process:
+        async with grpc.aio.insecure_channel(address) as channel:
+            # A gateway that is not back yet, and a driver that has told what it found: the workload is stopped after.
+            stub: Any = compute_driver_pb2_grpc.ComputeDriverStub(channel)
+            await asyncio.to_thread(bench.client.wait, bench.container(wanted.id, "sandbox")["Id"], timeout=30)
+            observed = await stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=wanted.id), wait_for_ready=True)
+            assert ready(observed.sandbox).reason == "ControlSupervisorExited"
+        told = []
+        for _ in range(2):
+            async with ComputeGateway(address) as link:
+                await link.wait(lambda e: e.sandbox.sandbox.id == wanted.id)
+                told.append([seen.platform_event.event for _, seen in link.events if seen.HasField("platform_event")])
+        ((event,), again) = told
+        verdict = Verdict.from_metadata(event.metadata)
+        assert verdict is not None
+        assert (verdict.exit_code, event.type, event.reason) == (137, "Warning", "ControlSupervisorExited")
+        assert event.event_time.ToDatetime(UTC) == verdict.finished_at
+        assert again == []
+        async with ComputeGateway(address) as link:
+            await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
         assert await driver_process.end(process) == 0
     assert bench.left_over() == []
 

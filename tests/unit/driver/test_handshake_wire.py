@@ -69,7 +69,9 @@ async def _facing(folder: Path, **changes: Any) -> AsyncIterator[Facing]:
         handshake=handshake,
         gate=LaunchGate(engine, config, handshake),
         publish=lambda event: hub.publish(encode.watch_event(event, older_gateway=handshake.older)),
+        watched=lambda: hub.reader_count > 0,
     )
+    services.store.open()
     server = make_server(ComputeDriverService(services, cast("Lifecycle", None), hub))
     address = f"unix-abstract:handshake-{secrets.token_hex(8)}"
     server.add_insecure_port(address)
