@@ -24,6 +24,7 @@ from gateway_embedded.events import EventHub
 from gateway_embedded.handshake import DriverIdentity
 from gateway_embedded.leftovers import Leftovers
 from gateway_embedded.lifecycle import SandboxLifecycle
+from gateway_embedded.listen_address import binding_fault
 from gateway_embedded.observation import DriverObserver
 from gateway_embedded.replays import ReplayGuard
 from gateway_embedded.request_ledger import RequestLedger
@@ -143,10 +144,14 @@ class Gateway:
         server.add_generic_rpc_handlers((dispatcher.generic_handler(),))
         host = f"[{self._config.listen_host}]" if ":" in self._config.listen_host else self._config.listen_host
         address = f"{host}:{self._config.listen_port}"
+        cure = "end what uses it, or choose another port with --listen (0 takes any free one)"
+        fault = binding_fault(self._config.listen_host, self._config.listen_port)
+        if fault:
+            raise ConfigurationError(f"cannot listen on {address}: {fault}; {cure}")
         try:
             self.port = server.add_insecure_port(address)
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {address}; is the port in use?") from error
+            raise ConfigurationError(f"cannot listen on {address}; {cure}") from error
         await server.start()
 
         async def close() -> None:

@@ -15,12 +15,23 @@ from pydantic import ValidationError
 
 from gateway_embedded.app import Gateway
 from gateway_embedded.client_config import default_root
-from gateway_embedded.config import GatewayConfig
+from gateway_embedded.config import DriverPolicy, GatewayConfig, ResourceAdmission
 from gateway_embedded.errors import DriverUnreachableError, GatewayError
+from gateway_embedded.listen_address import split_address
 from gateway_embedded.version import own_version
 
+_OPTION_OF = {
+    "listen_host": "--listen",
+    "listen_port": "--listen",
+    "state_dir": "--state-dir",
+    "compute_driver": "--compute-driver",
+    "compute_driver_socket": "--compute-driver-socket",
+    "name": "--name",
+    "client_config_dir": "--client-config",
+}
 
-@click.group()
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(own_version(), prog_name="openshell-gateway")
 def main() -> None:
     """OpenShell's API in one process, in front of any compute driver."""
@@ -39,6 +50,24 @@ def main() -> None:
     help="Root of the clients' configuration; 'none' leaves it alone.",
 )
 @click.option(
+    "--allow-driver-config",
+    is_flag=True,
+    help="Let callers send options to the driver, such as mounts; the driver must be set to the same.",
+)
+@click.option(
+    "--no-resource-admission",
+    is_flag=True,
+    help="Let callers attach volumes whatever their labels; the driver must be set to the same.",
+)
+@click.option(
+    "--required-volume-label",
+    "required_volume_labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Label that a volume needs to be attached, instead of the usual ones; may be repeated; "
+    "the driver must be set to the same.",
+)
+@click.option(
     "--nonexpiring-gateway-tokens",
     is_flag=True,
     help="Let supervisors outlive any absence of this gateway, not only one shorter than their token lives.",
@@ -54,6 +83,9 @@ def serve(
     compute_driver_socket: Path,
     name: str,
     client_config: str,
+    allow_driver_config: bool,
+    no_resource_admission: bool,
+    required_volume_labels: tuple[str, ...],
     nonexpiring_gateway_tokens: bool,
     log_level: str,
     log_format: str,
@@ -70,6 +102,11 @@ def serve(
             compute_driver_socket=compute_driver_socket,
             name=name,
             client_config_dir=_client_config_dir(client_config),
+            driver_policy=_driver_policy(
+                allow_driver_config=allow_driver_config,
+                admits_by_label=not no_resource_admission,
+                labels=required_volume_labels,
+            ),
             nonexpiring_gateway_tokens=nonexpiring_gateway_tokens,
         )
     except ValidationError as error:
@@ -131,18 +168,6 @@ async def _until_failure(gateway: Gateway) -> None:
     await gateway.failed()
 
 
-def split_address(text: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 host stands in brackets.
-
-    Raises:
-        ValueError: It is not of that form.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit():
-        raise ValueError(f"--listen takes HOST:PORT, not {text!r}")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
 def configure_logs(level: str, form: str) -> None:
     """Send logs to standard error, which leaves standard output to the lines that programs read."""
     renderer: structlog.typing.Processor = (
@@ -166,8 +191,27 @@ def _client_config_dir(text: str) -> Path | None:
     return Path(text).absolute() if text else default_root()
 
 
+def _driver_policy(*, allow_driver_config: bool, admits_by_label: bool, labels: tuple[str, ...]) -> DriverPolicy:
+    required: dict[str, str] = {}
+    for label in labels:
+        key, separator, value = label.partition("=")
+        if not separator or not key:
+            raise ValueError(f"--required-volume-label takes KEY=VALUE, not {label!r}")
+        required[key] = value
+    admission = ResourceAdmission(enabled=admits_by_label)
+    if required:
+        admission = ResourceAdmission(enabled=admits_by_label, required_labels=required)
+    return DriverPolicy(allow_driver_config=allow_driver_config, resource_admission=admission)
+
+
 def _readable(error: ValidationError) -> list[str]:
-    return [f"{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()]
+    """Each fault with the option that it came by, in our own words where a check of ours found it."""
+    faults = []
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        cause = item.get("ctx", {}).get("error")
+        faults.append(f"{_OPTION_OF.get(key, key)}: {cause if isinstance(cause, ValueError) else item['msg']}")
+    return faults
 
 
 if __name__ == "__main__":

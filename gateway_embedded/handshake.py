@@ -92,7 +92,8 @@ def check_acknowledgement(text: str, policy: DriverPolicy) -> None:
     if not text:
         if policy.resource_admission.enabled:
             raise HandshakeError(
-                "the compute driver acknowledges no resource admission policy, but this gateway has admission enabled"
+                "the compute driver acknowledges no resource admission policy, but this gateway has admission enabled; "
+                "start the gateway with --no-resource-admission if the driver is trusted without one"
             )
         return
     if not text.startswith(_ACKNOWLEDGEMENT_PREFIX):
@@ -101,11 +102,36 @@ def check_acknowledgement(text: str, policy: DriverPolicy) -> None:
         theirs = DriverPolicy.model_validate_json(text.removeprefix(_ACKNOWLEDGEMENT_PREFIX), strict=True)
     except (ValidationError, json.JSONDecodeError) as error:
         raise HandshakeError("the compute driver's resource admission policy cannot be read") from error
-    if theirs != policy:
+    differences = _policy_differences(theirs, policy)
+    if differences:
         raise HandshakeError(
-            "the compute driver enforces another resource admission policy than this gateway: "
-            f"driver {theirs.acknowledgement()}, gateway {policy.acknowledgement()}"
+            "the compute driver and this gateway must be given the same admission settings, but "
+            f"{'; and '.join(differences)}; the driver takes them from its configuration under these names"
         )
+
+
+def _policy_differences(theirs: DriverPolicy, ours: DriverPolicy) -> list[str]:
+    """Every setting that differs: its key, both values, and where this gateway takes its own from."""
+    compared = (
+        ("allow_driver_config", theirs.allow_driver_config, ours.allow_driver_config, "--allow-driver-config"),
+        (
+            "resource_admission.enabled",
+            theirs.resource_admission.enabled,
+            ours.resource_admission.enabled,
+            "--no-resource-admission",
+        ),
+        (
+            "resource_admission.required_labels",
+            theirs.resource_admission.required_labels,
+            ours.resource_admission.required_labels,
+            "--required-volume-label",
+        ),
+    )
+    return [
+        f"{key} is {json.dumps(their_value)} at the driver and {json.dumps(our_value)} here (gateway option {option})"
+        for key, their_value, our_value, option in compared
+        if their_value != our_value
+    ]
 
 
 def _check_capabilities(kind: str, capabilities: Sequence[str]) -> None:

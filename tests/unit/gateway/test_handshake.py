@@ -79,3 +79,30 @@ def test_acknowledgements_are_compared_after_parsing() -> None:
 def test_other_acknowledgements_are_refused(text: str) -> None:
     with pytest.raises(HandshakeError):
         check_acknowledgement(text, DriverPolicy())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said", "unsaid"),
+    [
+        (
+            DriverPolicy(allow_driver_config=True),
+            "allow_driver_config is true at the driver and false here (gateway option --allow-driver-config)",
+            "resource_admission",
+        ),
+        (
+            DriverPolicy(resource_admission=ResourceAdmission(enabled=False)),
+            "resource_admission.enabled is false at the driver and true here (gateway option --no-resource-admission)",
+            "required_labels",
+        ),
+        (
+            DriverPolicy(resource_admission=ResourceAdmission(required_labels={"team": "a"})),
+            'resource_admission.required_labels is {"team": "a"} at the driver and {',
+            "enabled",
+        ),
+    ],
+)
+def test_a_refusal_names_what_differs_and_only_that(theirs: DriverPolicy, said: str, unsaid: str) -> None:
+    with pytest.raises(HandshakeError) as caught:
+        check_acknowledgement(theirs.acknowledgement(), DriverPolicy())
+    assert said in caught.value.message
+    assert unsaid not in caught.value.message

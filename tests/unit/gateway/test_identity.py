@@ -12,9 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from gateway_embedded.auth import SandboxPrincipal, User, authenticate
-from gateway_embedded.cli import split_address
 from gateway_embedded.config import GatewayConfig
 from gateway_embedded.errors import ConfigurationError, PermissionDeniedError, UnauthenticatedError
+from gateway_embedded.listen_address import split_address
 from gateway_embedded.rpc_table import AuthMode
 from gateway_embedded.sandboxes import Phase, Provisioning, SandboxRecord, SandboxStatus
 from gateway_embedded.state_dir import StateDir

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -157,20 +158,55 @@ async def test_it_can_be_ended_while_it_waits_for_its_driver(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--listen", "0.0.0.0:0"], "loopback"),
-        (["--listen", "nonsense"], "HOST:PORT"),
-        (["--listen", "127.0.0.1:99999"], "listen_port"),
-        (["--compute-driver-socket", "/" + "s" * 107], "107"),
-        (["--name", "a/b"], "name"),
-        (["--compute-driver", "a b"], "compute_driver"),
+        (["--listen", "0.0.0.0:0"], "--listen: '0.0.0.0' is not a loopback address"),
+        (["--listen", "nonsense"], "--listen takes HOST:PORT, not 'nonsense'"),
+        (["--listen", "127.0.0.1:99999"], "--listen takes a port from 0 (any free one) to 65535, not 99999"),
+        (["--compute-driver-socket", "/" + "s" * 107], "--compute-driver-socket: the socket path has 108 bytes"),
+        (["--name", "a/b"], "--name: a gateway's name has"),
+        (["--compute-driver", "a b"], "--compute-driver: a driver's name has"),
+        (["--required-volume-label", "team"], "--required-volume-label takes KEY=VALUE, not 'team'"),
     ],
 )
 def test_bad_options_are_refused_by_name(tmp_path: Path, options: list[str], text: str) -> None:
     base = ["serve", "--state-dir", str(tmp_path / "s"), "--compute-driver-socket", str(tmp_path / "d")]
     result = CliRunner().invoke(main, [*base, *options])
     assert result.exit_code == 2
-    assert text in result.output
+    assert text in " ".join(result.output.split())
+    assert "Value error" not in result.output
     assert not (tmp_path / "s").exists()
+
+
+async def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with gateway(tmp_path, "--listen", f"127.0.0.1:{port}") as running:
+            output, errors = await running.process.communicate()
+            assert (running.process.returncode, output) == (1, b"")
+    assert errors.decode().splitlines() == [
+        (
+            f"openshell-gateway: cannot listen on 127.0.0.1:{port}: address already in use; "
+            "end what uses it, or choose another port with --listen (0 takes any free one)"
+        )
+    ]
+
+
+async def test_its_admission_settings_are_what_the_driver_must_acknowledge(
+    tmp_path: Path, driver: ScriptedDriver
+) -> None:
+    driver.capabilities.resource_admission_policy = (
+        'v1:{"allow_driver_config":true,"resource_admission":{"enabled":false,"required_labels":{"team":"a=b"}}}'
+    )
+    options = ("--allow-driver-config", "--no-resource-admission", "--required-volume-label", "team=a=b")
+    async with gateway(tmp_path, *options) as running:
+        await running.started()
+        assert await running.end(signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["serve", "-h"]])
+def test_it_explains_itself(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
 
 
 def test_it_names_its_version() -> None:

@@ -1,0 +1,44 @@
+"""The address that the gateway listens on: read from its option, and tried before grpc does."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+_LARGEST_PORT = 65535
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host and port of ``HOST:PORT``; an IPv6 host stands in brackets.
+
+    Raises:
+        ValueError: It is not of that form.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit():
+        raise ValueError(f"--listen takes HOST:PORT, not {text!r}")
+    if int(port) > _LARGEST_PORT:
+        raise ValueError(f"--listen takes a port from 0 (any free one) to {_LARGEST_PORT}, not {port}")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def binding_fault(host: str, port: int) -> str:
+    """Why an address cannot be listened on; empty when it can, or when nothing is known against it.
+
+    grpc itself tells no cause, and writes lines of its own to standard error.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        return f"{host} has no address: {error.strerror}"
+    faults: list[str] = []
+    for family, kind, protocol, _, address in found:
+        try:
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+        except OSError as error:
+            faults.append(os.strerror(error.errno).lower() if error.errno else str(error))
+        else:
+            return ""
+    return faults[0]
