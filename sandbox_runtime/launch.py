@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from openshell.isolation.errors import cause_of
+from openshell.isolation.start_failures import StartFailure
 from sandbox_runtime import launcher
 from sandbox_runtime.errors import LaunchError
 
@@ -213,15 +214,15 @@ def explain(program: str, report: launcher.Report, *, search_path: str) -> str:
         return f"cannot prepare {program}: {stage}{f' {path}' if path else ''}: {cause}"
     if number in (errno.ENOENT, errno.ENOTDIR):
         if report["existed"]:
-            return f"cannot execute {path}: the interpreter or loader that it names is not in the image"
+            return f"cannot execute {path}: {StartFailure.NO_INTERPRETER}"
         if "/" not in program:
-            return f"cannot execute {program}: not found in PATH ({search_path})"
-        return f"cannot execute {path}: {cause}"
+            return f"cannot execute {program}: {StartFailure.NOT_IN_PATH} ({search_path})"
+        return f"cannot execute {path}: {StartFailure.NOT_FOUND}"
     if number == errno.EACCES:
         if report["was_executable"]:
-            return f"cannot execute {path}: the filesystem policy does not allow it, or its loader"
+            return f"cannot execute {path}: {StartFailure.NOT_ALLOWED}"
         if report["existed"]:
-            return f"cannot execute {path}: not an executable file, or not for this user"
+            return f"cannot execute {path}: {StartFailure.NOT_EXECUTABLE}"
     if number == errno.ENOEXEC:
-        return f"cannot execute {path}: neither a program for this machine nor a script with an interpreter line"
+        return f"cannot execute {path}: {StartFailure.BAD_FORMAT}"
     return f"cannot execute {path}: {cause}"

@@ -22,6 +22,7 @@ from openshell.isolation.errors import (
     TransportLostError,
     UnavailableError,
 )
+from openshell.isolation.start_failures import StartFailure
 from openshell.status import StatusCode
 from openshell.verdicts import Category, Stage
 from supervisor_reference.errors import GatewayError, StageError
@@ -99,7 +100,8 @@ def _category(error: IsolationError, stage: Stage, program: str) -> tuple[Catego
             what = "could not confirm that the policy is enforced"
         case ProcessError() if stage is Stage.START_AGENT:
             named = f"the agent's program {program!r}" if program else "the image's login shell"
-            return Category.ENTRYPOINT, f"could not start {named}"
+            cause = StartFailure.told_in(str(error))
+            return Category.ENTRYPOINT, f"could not start {named}{f': {cause}' if cause else ''}"
         case ProcessError():
             what = "lost sight of the agent's process"
         case DescriptorError():

@@ -305,6 +305,20 @@ async def test_a_program_that_cannot_be_started_is_named(
     assert "hunter2" not in words.to_line()
 
 
+async def test_why_a_program_cannot_be_started_is_told_without_the_words_around_it(
+    fake: FakeGateway, boundary: ScriptedBoundary, supervise: Start
+) -> None:
+    boundary.errors["start_agent"] = isolation_errors.ProcessError(
+        f"{WORDS} cannot execute /bin/missing: no such file or directory"
+    )
+    _, words = await supervise(command=("/bin/missing",))
+    assert words is not None
+    assert words.public == (
+        "isolation backend 'openshell-sandbox' could not start the agent's program '/bin/missing': "
+        "no such file or directory"
+    )
+
+
 async def test_a_boundary_lost_while_running_ends_the_supervisor(
     fake: FakeGateway, boundary: ScriptedBoundary, supervise: Start
 ) -> None:
