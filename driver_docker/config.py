@@ -124,7 +124,7 @@ class DriverConfig(_Table):
     bind_socket: Path
     """Where the driver serves (ours; `--bind-socket`, `OPENSHELL_COMPUTE_DRIVER_SOCKET`)."""
     state_dir: Path
-    """Owner-only folder of records (ours), absolute; default `$XDG_STATE_HOME/openshell/docker-sandbox-tokens`."""
+    """Folder of records, absolute, owner-only within; default `$XDG_STATE_HOME/openshell/docker-sandbox-tokens`."""
     socket_path: str | None = None
     """Docker's API socket or a `unix://`, `tcp://`, `ssh://` address; found by itself when absent."""
     docker_context: str | None = None

@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +50,9 @@ LAUNCH_FILES: Final = (
 MAX_EXITS: Final = 20
 """How many verdicts are kept for each sandbox."""
 
+_MADE_FILE: Final = ".made-state-dir"
+"""Says that a driver made the folder around the namespace's, and may remove it."""
+_OTHERS_WRITE: Final = 0o022
 _OWNER_FILE: Final = ".driver-owner"
 
 
@@ -94,9 +98,13 @@ class RecordStore:
             RecordError: The folder cannot be made, or is not the caller's own.
         """
         try:
+            was_there = self._directory.parent.exists()
             # A mode given together with parents=True is for the last folder alone.
             self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._refuse_writable()
             self._directory.mkdir(mode=0o700, exist_ok=True)
+            if not was_there:
+                (self._directory / _MADE_FILE).touch(mode=0o600)
             details = self._directory.lstat()
             if details.st_uid != os.geteuid():
                 raise RecordError(
@@ -115,6 +123,15 @@ class RecordStore:
         except OSError as error:
             raise RecordError(f"state folder {self._directory} cannot be used: {error.strerror}") from error
         return name
+
+    def _refuse_writable(self) -> None:
+        """Refuse a folder in which others could replace this namespace's, unless it keeps them from that."""
+        details = self._directory.parent.stat()
+        if details.st_mode & _OTHERS_WRITE and not details.st_mode & stat.S_ISVTX:
+            raise RecordError(
+                f"state folder {self._directory.parent} can be changed by other users (mode "
+                f"{stat.S_IMODE(details.st_mode):04o}); run chmod 700 on it, or name another with --state-dir"
+            )
 
     def driver_name(self) -> str | None:
         """The stable name of the driver instance that uses this folder; `None` when none ever did. Changes nothing.
@@ -136,15 +153,20 @@ class RecordStore:
         return name
 
     def forget(self) -> None:
-        """Remove the namespace's folder if no sandbox and no verdict is left in it; the next driver gets a new name."""
+        """Remove the namespace's folder if no sandbox and no verdict is left in it; the next driver gets a new name.
+
+        The folder around it goes too where a driver made it and nothing else is in it; an operator's own stays.
+        """
         try:
             if self._folders() or os.path.lexists(self._directory / JOURNAL_FILE):
                 return
         except OSError:
             return  # what cannot be looked at is not known to be empty
+        is_made = os.path.lexists(self._directory / _MADE_FILE)
         shutil.rmtree(self._directory, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._directory.parent.rmdir()
+        if is_made:
+            with contextlib.suppress(OSError):
+                self._directory.parent.rmdir()
 
     def load(self) -> StoredRecords:
         """Every sandbox that the folder knows of. A folder that no sandbox can have is none of this driver's.

@@ -192,6 +192,24 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         RecordStore(tmp_path / "file" / "state").open()
 
 
+def test_a_state_folder_of_the_operators_own_stays(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    store = RecordStore(own / "namespace")
+    store.open()
+    store.forget()
+    assert list(own.iterdir()) == []
+
+
+def test_a_state_folder_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    own.chmod(0o775)
+    with pytest.raises(RecordError, match="chmod 700"):
+        RecordStore(own / "namespace").open()
+    assert list(own.iterdir()) == []
+
+
 def test_the_folder_of_all_namespaces_is_owner_only_too(tmp_path: Path) -> None:
     store = RecordStore(tmp_path / "state" / "namespace")
     store.open()
