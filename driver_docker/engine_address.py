@@ -14,6 +14,7 @@ that was pointed at another machine never falls back to this one. TLS variables 
 
 from __future__ import annotations
 
+import grp
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = ("unix://", "tcp://", "ssh://", "http://", "https://")
 _UNIX: Final = "unix://"
+_START_ONE: Final = "start the engine there, or name another with --docker-socket or --docker-context"
 _FIRST_SOCKET: Final = Path("/var/run/docker.sock")
 
 
@@ -176,6 +178,22 @@ async def try_all(addresses: tuple[EngineAddress, ...]) -> tuple[DockerEngine | 
     return None, tuple(failures)
 
 
+def engine_cure(url: str) -> str:
+    """What to do about a place where no engine could be used."""
+    path = Path(url.removeprefix("unix://"))
+    try:
+        details = path.stat() if url.startswith("unix://") else None
+    except OSError:
+        details = None
+    if details is not None and not os.access(path, os.R_OK | os.W_OK):
+        try:
+            group = grp.getgrgid(details.st_gid).gr_name
+        except KeyError:
+            group = str(details.st_gid)
+        return f"the socket is not this user's to use: join its group ({group}), or run a rootless engine"
+    return _START_ONE
+
+
 async def find_engine(config: DriverConfig, environment: Mapping[str, str]) -> DockerEngine:
     """Connect to the engine.
 
@@ -192,10 +210,14 @@ async def find_engine(config: DriverConfig, environment: Mapping[str, str]) -> D
     engine, failures = await try_all(addresses)
     if engine is not None:
         return engine
+    told = [f"{failure.error.message} ({failure.address.origin})" for failure in failures]
+    cures = dict.fromkeys(engine_cure(failure.address.url) for failure in failures)
+    # A socket that is there says more than those that are not.
+    cure = next((each for each in cures if each != _START_ONE), _START_ONE)
     if len(failures) == 1:
-        raise failures[0].error
-    listed = "; ".join(f"{failure.error.message} ({failure.address.origin})" for failure in failures)
-    raise EngineUnreachableError(f"no Docker Engine found: {listed}; start one or name its socket with --docker-socket")
+        error = failures[0].error
+        raise type(error)(f"{told[0]}; {cure}") if isinstance(error, EngineUnreachableError) else error
+    raise EngineUnreachableError(f"no Docker Engine found: {'; '.join(told)}; {cure}")
 
 
 def engine_is_local(config: DriverConfig, environment: Mapping[str, str] | None = None) -> bool:

@@ -45,9 +45,9 @@ def checked(send: Callable[[], requests.Response], what: str) -> requests.Respon
     try:
         answer = send()
     except _TIMEOUTS as error:
-        raise EngineTimeoutError(f"the engine did not answer in time about {what}") from error
+        raise EngineTimeoutError(f"the engine did not answer in time{_about(what)}") from error
     except _BROKEN as error:
-        raise EngineUnreachableError(f"the engine cannot be reached about {what}: {_cause(error)}") from error
+        raise EngineUnreachableError(f"the engine cannot be reached{_about(what)}: {_cause(error)}") from error
     if answer.status_code < _HTTP_FIRST_ERROR:
         return answer
     with answer:
@@ -105,6 +105,11 @@ def guarded(chunks: Callable[[], Iterable[bytes]], what: str) -> Iterator[bytes]
         raise EngineTimeoutError(f"the engine fell silent in the middle of {what}") from error
     except _BROKEN as error:
         raise EngineUnreachableError(f"the engine's answer about {what} broke off: {_cause(error)}") from error
+
+
+def _about(what: str) -> str:
+    """The object of a request, unless it is the engine itself."""
+    return "" if what == "the engine" else f" about {what}"
 
 
 def _words(answer: requests.Response) -> str:

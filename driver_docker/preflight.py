@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import grp
 import os
 import socket
 import ssl
@@ -18,7 +17,7 @@ from driver_docker.bind_socket import check_path
 from driver_docker.config import PullPolicy
 from driver_docker.config_sources import SHARED_SOCKET_VARIABLE, variables_of
 from driver_docker.engine import EngineAbsentError, EngineError
-from driver_docker.engine_address import candidates, try_all
+from driver_docker.engine_address import candidates, engine_cure, try_all
 from driver_docker.errors import ConfigurationError, DriverError
 from driver_docker.findings import (
     Finding,
@@ -142,22 +141,6 @@ async def _listens(endpoint: str) -> bool:
     return True
 
 
-def engine_cure(url: str) -> str:
-    """What to do about a place where no engine could be used."""
-    path = Path(url.removeprefix("unix://"))
-    try:
-        details = path.stat() if url.startswith("unix://") else None
-    except OSError:
-        details = None
-    if details is not None and not os.access(path, os.R_OK | os.W_OK):
-        try:
-            group = grp.getgrgid(details.st_gid).gr_name
-        except KeyError:
-            group = str(details.st_gid)
-        return f"the socket is not this user's to use: join its group ({group}), or run a rootless engine"
-    return "start the engine there, or name another with --docker-socket or --docker-context"
-
-
 def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[Finding]:
     """The place that the driver serves on: length, folder, and who is there already."""
     path = config.bind_socket
@@ -178,8 +161,7 @@ def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[F
         return [*findings, fault("bind_socket", error.public_message, "choose a shorter, absolute --bind-socket")]
     problem = folder_problem(path.parent)
     if problem is not None:
-        cure = f"chmod 700 {path.parent}, or choose a folder of this user's own"
-        return [*findings, fault("bind_socket", problem, cure)]
+        return [*findings, fault("bind_socket", problem, folder_cure(path.parent, "--bind-socket"))]
     if not path.exists():
         return [*findings, ok("bind_socket", f"{path} is free")]
     if not path.is_socket():
@@ -201,7 +183,7 @@ def judge_state_dir(config: DriverConfig) -> Finding:
     folder = config.namespace_dir
     problem = folder_problem(folder)
     if problem is not None:
-        return fault("state_dir", problem, f"chmod 700 {folder}, or choose a --state-dir of this user's own")
+        return fault("state_dir", problem, folder_cure(folder, "--state-dir"))
     if not folder.exists():
         parent = next(parent for parent in folder.parents if parent.exists())
         if not os.access(parent, os.W_OK | os.X_OK):
@@ -225,6 +207,16 @@ def folder_problem(folder: Path) -> str | None:
     if details.st_mode & _OTHERS:
         return f"{folder} is open to others (mode {stat.S_IMODE(details.st_mode):04o})"
     return None
+
+
+def folder_cure(folder: Path, flag: str) -> str:
+    """What to do about a folder that is not its user's alone."""
+    own = f"choose a {flag} in a folder of this user's own"
+    try:
+        is_own = folder.lstat().st_uid == os.geteuid()
+    except OSError:
+        is_own = False
+    return f"chmod 700 {folder}, or {own}" if is_own else f"{own}, or run as the user whose folder it is"
 
 
 def judge_ca(file: Path) -> Finding:

@@ -176,6 +176,27 @@ async def test_field_report_16_every_candidate_is_named_with_why_it_failed(
     assert "--docker-socket" in refused.value.message
 
 
+async def test_an_engine_whose_socket_is_not_this_users_is_told_with_that_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "docker.sock"
+    place.touch()
+    monkeypatch.setattr("driver_docker.engine_address.os.access", lambda *_: False)
+    config = load_config({"bind_socket": Path("/run/x/d.sock"), "socket_path": str(place)}, environment={})
+    with pytest.raises(EngineUnreachableError, match=rf"join its group \({place.group()}\)"):
+        await find_engine(config, {})
+
+
+async def test_an_engine_that_refuses_is_told_in_a_whole_sentence() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        config = load_config({"bind_socket": Path("/run/x/d.sock"), "socket_path": address}, environment={})
+        with pytest.raises(EngineUnreachableError) as refused:
+            await find_engine(config, {})
+    assert "the engine cannot be reached: Connection refused" in refused.value.message
+
+
 @pytest.mark.parametrize(("oldest", "newest"), [("1.99", "1.100"), ("1.12", "1.24")])
 def test_field_report_44_a_refusal_names_both_ranges(oldest: str, newest: str) -> None:
     with pytest.raises(EngineIncompatibleError) as refused:

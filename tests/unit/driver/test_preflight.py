@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config
+from driver_docker.engine_address import engine_cure
 from driver_docker.findings import Level
 from driver_docker.preflight import (
-    engine_cure,
     judge_ca,
     judge_socket,
     judge_state_dir,
@@ -58,6 +59,16 @@ def test_an_open_folder_is_a_fault(tmp_path: Path) -> None:
     assert judge_state_dir(config(tmp_path)).level is Level.FAULT
     state.chmod(0o700)
     assert judge_state_dir(config(tmp_path)).level is Level.OK
+
+
+def test_the_folder_of_another_user_is_not_to_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("s", "state/default"):
+        (tmp_path / name).mkdir(parents=True, mode=0o700)
+    owner = os.geteuid()
+    monkeypatch.setattr("driver_docker.preflight.os.geteuid", lambda: owner + 1)
+    (socket_folder,) = judge_socket(config(tmp_path), {})
+    for finding in (socket_folder, judge_state_dir(config(tmp_path))):
+        assert (finding.level, "chmod" in finding.cure) == (Level.FAULT, False)
 
 
 def test_who_is_there_already_is_told(tmp_path: Path) -> None:
@@ -123,6 +134,6 @@ def test_field_report_18_a_socket_of_another_group_names_the_group(
     assert "--docker-socket" in engine_cure(f"unix://{place}")
     place.touch()
     assert "--docker-socket" in engine_cure(f"unix://{place}")
-    monkeypatch.setattr("driver_docker.preflight.os.access", lambda *_: False)
+    monkeypatch.setattr("driver_docker.engine_address.os.access", lambda *_: False)
     assert f"join its group ({place.group()})" in engine_cure(f"unix://{place}")
     assert "--docker-socket" in engine_cure("tcp://127.0.0.1:1")
