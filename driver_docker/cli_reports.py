@@ -127,17 +127,29 @@ def _print_unreadable(records: tuple[UnreadableRecord, ...]) -> None:
 
 
 @click.command()
-@click.argument("sandbox_id", required=False, default="", metavar="[ID]")
+@click.argument("sandbox", required=False, default="", metavar="[SANDBOX]")
 @config_options
-def exits(sandbox_id: str, config_file: Path | None, output: str, **flags: Any) -> None:
-    """Show the last 20 verdicts with the raw ends of their logs, those of deleted sandboxes included."""
+def exits(sandbox: str, config_file: Path | None, output: str, **flags: Any) -> None:
+    """Show the last 20 verdicts with the raw ends of their logs, those of deleted sandboxes included.
+
+    SANDBOX is an id or the beginning of one, a name, or workspace/name. Exits with 1 where nothing is recorded of it.
+    """
     config = load(flags, file=config_file, serves=False)
-    entries = ExitJournal(config.namespace_dir).read(sandbox_id=sandbox_id, limit=EXITS_SHOWN)
+    entries = ExitJournal(config.namespace_dir).read(of=sandbox, limit=EXITS_SHOWN)
     if output == _JSON:
         cli_output.print_json({"namespace": config.sandbox_label, "exits": [entry.to_json() for entry in entries]})
-        return
-    if not entries:
+    elif sandbox and not entries:
+        click.echo(
+            f"no exits are recorded of {cli_output.printable(sandbox)}; give its id or the beginning of that, "
+            "its name, or workspace/name; without one, all are shown",
+            err=True,
+        )
+    elif not entries:
         click.echo("no exits are recorded", err=True)
+    if sandbox and not entries:
+        sys.exit(1)
+    if output == _JSON:
+        return
     for entry in entries:
         click.echo(cli_output.printable(f"{entry.at.isoformat()}  {entry.sandbox_id}  {entry.workspace}/{entry.name}"))
         click.echo(f"  {cli_output.printable(entry.message)}")

@@ -45,6 +45,11 @@ class JournalEntry:
     tail: str = field(default="", repr=False)
     """The raw end of the container's log; for the operator alone."""
 
+    def is_of(self, sandbox: str) -> bool:
+        """Whether it is of a sandbox: its id or the beginning of it, its name, or workspace/name."""
+        named = sandbox in {self.name, f"{self.workspace}/{self.name}"}
+        return named or self.sandbox_id.startswith(sandbox)
+
     def to_json(self) -> dict[str, Any]:
         """As it is written, and as `exits -o json` prints it."""
         return {
@@ -89,11 +94,11 @@ class ExitJournal:
         except OSError as error:
             raise RecordError(f"journal {self._file} cannot be written: {error.strerror}") from error
 
-    def read(self, *, sandbox_id: str = "", limit: int = MAX_ENTRIES) -> tuple[JournalEntry, ...]:
+    def read(self, *, of: str = "", limit: int = MAX_ENTRIES) -> tuple[JournalEntry, ...]:
         """The last verdicts, oldest first.
 
         Args:
-            sandbox_id: Only those of this sandbox, where one is given.
+            of: Only those of one sandbox: its id or the beginning of it, its name, or workspace/name.
             limit: How many at most.
 
         Raises:
@@ -106,8 +111,8 @@ class ExitJournal:
         except OSError as error:
             raise RecordError(f"journal {self._file} cannot be read: {error.strerror}") from error
         found = [entry for entry in map(_decode, lines) if entry is not None]
-        if sandbox_id:
-            found = [entry for entry in found if entry.sandbox_id == sandbox_id]
+        if of:
+            found = [entry for entry in found if entry.is_of(of)]
         return tuple(found[-limit:])
 
     def _shorten(self) -> None:

@@ -245,7 +245,7 @@ async def test_a_stop_does_not_swallow_why_the_launch_failed(bench: DriverBench)
             held.release()
             await stopping
         await link.wait(lambda e: e.platform_event.event.type == "Warning")
-        journal = driver.services.journal.read(sandbox_id=wanted.id)
+        journal = driver.services.journal.read(of=wanted.id)
         assert [entry.verdict["openshell.verdict.exit_code"] for entry in journal] == ["9"]
         assert bench.sandbox_left_over(wanted.id) == []
         assert not (folder_of(bench, wanted.id) / "supervisor-auth.json").exists()

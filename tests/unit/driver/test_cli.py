@@ -103,6 +103,25 @@ def test_exits_are_shown_with_their_tails_and_without_terminal_controls(run: Any
     assert json.loads(run("exits", "none", "-o", "json").stdout)["exits"] == []
 
 
+@pytest.mark.parametrize("sandbox", ["007a5e53-1", "007a", "steady", "default/steady"])
+def test_exits_of_a_sandbox_are_found_by_what_names_it(run: Any, tmp_path: Path, sandbox: str) -> None:
+    folder = tmp_path / "state" / "default"
+    RecordStore(folder).open()
+    ExitJournal(folder).append(exit_entry("007a5e53-1"))
+    assert "exited with code 6" in run("exits", sandbox).stdout
+
+
+def test_a_sandbox_without_exits_is_told_as_that(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "state" / "default"
+    RecordStore(folder).open()
+    ExitJournal(folder).append(exit_entry())
+    result = run("exits", "nope")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no exits are recorded of nope" in result.stderr
+    assert run("exits", "nope", "-o", "json").exit_code == 1
+    assert run("exits").exit_code == 0
+
+
 def test_sandboxes_are_shown_without_a_driver_and_without_an_engine(run: Any, tmp_path: Path) -> None:
     folder = tmp_path / "state" / "default"
     store = RecordStore(folder)

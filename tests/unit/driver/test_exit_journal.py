@@ -37,7 +37,7 @@ def test_verdicts_are_read_back_oldest_first_and_by_sandbox(tmp_path: Path) -> N
         journal.append(entry(number, sandbox_id=f"sb-{number % 2}", tail="last\nline \udcff"))
     assert [found.message for found in ExitJournal(tmp_path).read()] == [f"exit {number}" for number in range(5)]
     assert ExitJournal(tmp_path).read(limit=2)[0] == entry(3, sandbox_id="sb-1", tail="last\nline \udcff")
-    assert [found.message for found in journal.read(sandbox_id="sb-0")] == ["exit 0", "exit 2", "exit 4"]
+    assert [found.message for found in journal.read(of="sb-0")] == ["exit 0", "exit 2", "exit 4"]
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
