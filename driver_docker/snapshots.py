@@ -46,7 +46,8 @@ def take_snapshot(record: SandboxRecord, workload: ContainerFacts | None, *, nam
         workload: The last inspect of its container, where there is one.
         namespace: The driver's namespace.
     """
-    removing = workload is not None and workload.status is ContainerStatus.REMOVING
+    # Somebody else's removal, until it is told as the failure that it is.
+    removing = workload is not None and workload.status is ContainerStatus.REMOVING and record.failure is None
     return Snapshot(
         sandbox_id=record.sandbox_id,
         name=record.name,

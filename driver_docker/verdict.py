@@ -9,7 +9,7 @@ Row Evidence                                                         Kind
 === ================================================================ ========================
 1   the driver asked for it                                          stopped
 2   the workload ended first                                         followed_workload
-3   the container is gone and the driver did not remove it           removed
+3   it is gone or being removed, and not by the driver               removed
 4   never started, a state error, or the start call failed           could_not_run
 5   the OOM flag and 137                                             out_of_memory
 6   137 and a KILL through the engine that was not the driver's      killed_through_engine
@@ -208,7 +208,7 @@ def _kind(evidence: ExitEvidence, code: int | None) -> VerdictKind:
         return VerdictKind.STOPPED
     if evidence.workload_ended_first:
         return VerdictKind.FOLLOWED_WORKLOAD
-    if evidence.absent or any(event.action == "destroy" for event in evidence.events):
+    if _is_removed(evidence):
         return VerdictKind.REMOVED
     if _never_ran(evidence):
         return VerdictKind.COULD_NOT_RUN
@@ -249,6 +249,12 @@ def _has_ended(evidence: ExitEvidence) -> bool:
     if facts.status in {ContainerStatus.RUNNING, ContainerStatus.PAUSED, ContainerStatus.RESTARTING}:
         return False
     return facts.status is not ContainerStatus.UNKNOWN or facts.finished_at is not None
+
+
+def _is_removed(evidence: ExitEvidence) -> bool:
+    # A removal by force kills first, and the engine tells of that end before the container is gone.
+    removing = evidence.facts is not None and evidence.facts.status is ContainerStatus.REMOVING
+    return removing or evidence.absent or any(event.action == "destroy" for event in evidence.events)
 
 
 def _never_ran(evidence: ExitEvidence) -> bool:

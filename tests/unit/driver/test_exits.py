@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver
+from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, MemoryStream, memory_driver
 
 from driver_docker.engine import EngineError, EngineRefusedError, EngineTimeoutError
 from driver_docker.engine_objects import ContainerStatus
-from driver_docker.events import PlatformEvent
+from driver_docker.events import PlatformEvent, Snapshot
 from driver_docker.exits import Exits
 from openshell.verdicts import Component, VerdictKind
 
@@ -100,6 +100,24 @@ async def test_an_inspect_that_fails_is_no_end(driver: MemoryDriver, error: Engi
     exits.ended(sandbox, Component.SUPERVISOR)
     await driver.settle()
     assert _verdicts(driver) == [f"supervisor {VerdictKind.EXITED}"]
+
+
+async def test_a_ready_workload_that_is_removed_by_force_is_told_as_removed(driver: MemoryDriver) -> None:
+    sandbox = await driver.active()
+    driver.engine.change(WORKLOAD, status=ContainerStatus.REMOVING, exit_code=137, finished_at=AT)
+    observer = driver.observer()
+    told = MemoryStream()
+    told.tell("kill", WORKLOAD, signal="9")
+    told.tell("die", WORKLOAD, exitCode="137")
+    async for event in told:
+        observer.take(event)
+        if event.action == "die":
+            break
+    await driver.settle()
+    assert _verdicts(driver) == [f"workload {VerdictKind.REMOVED}"]
+    assert sandbox.record.failure is not None
+    assert sandbox.record.failure.reason == "ContainerExited"
+    assert not any(isinstance(event, Snapshot) and event.deleting for event in driver.told)
 
 
 async def test_a_state_that_is_not_known_is_no_end(driver: MemoryDriver) -> None:

@@ -51,6 +51,7 @@ FAILURE = Failure(reason="ControlSupervisorExited", message="it went", at=AT + t
         (RecordPhase.ACTIVE, None, "odd-new-state", ("False", "Starting", False)),
         (RecordPhase.ACTIVE, None, "restarting", ("False", "ContainerRestarting", False)),
         (RecordPhase.ACTIVE, None, "removing", ("False", "Deleting", True)),
+        (RecordPhase.ACTIVE, FAILURE, "removing", ("False", "ControlSupervisorExited", False)),
         (RecordPhase.ACTIVE, None, "paused", ("Unknown", "ContainerPaused", False)),
         (RecordPhase.ACTIVE, None, "exited", ("False", "ContainerExited", False)),
         (RecordPhase.ACTIVE, None, "dead", ("False", "ContainerDead", False)),

@@ -108,6 +108,13 @@ ROWS = [
     # Row 3: removed by somebody else.
     ("absent", supervisor(absent=True), K.REMOVED, None, None),
     ("rm -f", supervisor(absent=True, events=(KILL, die(137), event("destroy"))), K.REMOVED, 137, "SIGKILL"),
+    (
+        "rm -f, not gone yet",
+        workload(facts=facts(ContainerStatus.REMOVING, exit_code=137), events=(KILL, die(137))),
+        K.REMOVED,
+        137,
+        "SIGKILL",
+    ),
     ("rm after exit", supervisor(absent=True, events=(die(3),)), K.REMOVED, 3, None),
     ("destroy, stale inspect", supervisor(facts=facts(exit_code=3), events=(event("destroy"),)), K.REMOVED, 3, None),
     # Row 4: never ran.
