@@ -9,7 +9,13 @@ import grpc
 import structlog
 
 from driver_docker import encode
-from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
+from driver_docker.errors import (
+    DriverError,
+    InvalidRequestError,
+    PreconditionError,
+    SandboxNotFoundError,
+    public_text,
+)
 from driver_docker.older_generation import listener_requirements_handler
 from driver_docker.requests import decode_launch, decode_sandbox
 from driver_docker.sandbox_ids import is_sandbox_id
@@ -31,6 +37,8 @@ Context = grpc.aio.ServicerContext[Any, Any]
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """What a peer's library accepts by default (compute-driver contract 3.10)."""
 MAX_CONCURRENT_RPCS = 256
+_NAME_BYTES = 100
+"""Most of a peer's own words that a log line takes."""
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -60,7 +68,20 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         """Shake hands; never asks the engine."""
 
         async def answer() -> pb.GetCapabilitiesResponse:
-            self._services.handshake.shake(encode.peer(request.gateway) if request.HasField("gateway") else None)
+            peer = encode.peer(request.gateway) if request.HasField("gateway") else None
+            log = self._log
+            if peer is not None:
+                log = log.bind(
+                    gateway=public_text(peer.name, limit_bytes=_NAME_BYTES),
+                    version=public_text(peer.version, limit_bytes=_NAME_BYTES),
+                    protocol=f"{peer.protocol_major}.{peer.protocol_minor}",
+                )
+            try:
+                self._services.handshake.shake(peer)
+            except DriverError as error:
+                log.info("gateway refused", error=error.public_message)
+                raise
+            log.info("gateway accepted", older_generation=self._older_gateway)
             return self._capabilities
 
         return await self._answer(context, answer())

@@ -11,6 +11,7 @@ import grpc
 import pytest
 from google.protobuf import empty_pb2
 from scripted.compute_gateway import CONTRACT, peer
+from structlog.testing import capture_logs
 
 from driver_docker import encode, events
 from driver_docker.config_sources import load_config
@@ -130,6 +131,16 @@ async def test_what_does_not_fit_is_failed_precondition(tmp_path: Path, changes:
 async def test_a_gateway_without_metadata_is_refused_by_default(tmp_path: Path) -> None:
     async with _facing(tmp_path) as facing:
         assert "no gateway metadata" in await _refusal(facing, pb.GetCapabilitiesRequest())
+
+
+async def test_every_handshake_leaves_a_line(tmp_path: Path) -> None:
+    with capture_logs() as lines:
+        async with _facing(tmp_path) as facing:
+            await facing.stub.GetCapabilities(pb.GetCapabilitiesRequest(gateway=peer()))
+            await _refusal(facing, pb.GetCapabilitiesRequest())
+    accepted, refused = lines
+    assert (accepted["event"], accepted["log_level"], accepted["version"]) == ("gateway accepted", "info", "0.1.5")
+    assert (refused["event"], "no gateway metadata" in refused["error"]) == ("gateway refused", True)
 
 
 async def test_an_older_gateway_is_served_in_its_own_fields_where_the_operator_admits_it(tmp_path: Path) -> None:
