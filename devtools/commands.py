@@ -104,11 +104,24 @@ def lock(arguments: list[str]) -> int:
 
 
 def images(arguments: list[str]) -> int:
-    """Build the images into the cache."""
-    from devtools.prepared import build_images
+    """Build the images into the cache, and load them into the engine where asked."""
+    from devtools import prepared
 
-    argparse.ArgumentParser(prog="./dev images").parse_args(arguments)
-    built = build_images()
+    own = argparse.ArgumentParser(prog="./dev images")
+    own.add_argument(
+        "--load",
+        action="store_true",
+        help="load them into the engine that answers and leave them there; prints their references as lines of the "
+        "driver's configuration file",
+    )
+    options = own.parse_args(arguments)
+    built = prepared.build_images()
+    if options.load:
+        prepared.load_into_engine(built)
+        print(f'supervisor_image = "{built.supervisor.reference}"')
+        print(f'sandbox_runtime_image = "{built.runtime.reference}"')
+        print(f'default_image = "{built.workload.reference}"')
+        return 0
     for image in (built.workload, built.runtime, built.supervisor):
         print(f"{image.reference}\t{image.archive_path}")
     return 0

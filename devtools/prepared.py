@@ -16,6 +16,7 @@ from rich.console import Console
 from devtools import debian
 from devtools.console import say
 from devtools.engine import an_engine
+from devtools.engine_discovery import find_engine
 from devtools.environment import child_environment
 from devtools.errors import PreconditionError, StepFailedError
 from devtools.images import (
@@ -103,6 +104,35 @@ def build_images() -> ImageSet:
             return _build_with_known_packages(progress)
     except ImageError as error:
         raise StepFailedError(f"the images cannot be built: {error}") from error
+
+
+def load_into_engine(images: ImageSet) -> str:
+    """Load images into the engine that answers, and leave them there.
+
+    Returns:
+        The engine's address.
+
+    Raises:
+        PreconditionError: No engine answers; none is started, since it would end with this command.
+        StepFailedError: The engine does not take them.
+    """
+    found = find_engine(os.environ)
+    if found.address is None:
+        raise PreconditionError(
+            f"no Docker Engine answers to load the images into: {found.explanation}.\n"
+            "What to do: start one, or name its socket in DOCKER_HOST, as in DOCKER_HOST=unix:///run/docker.sock."
+        )
+    say(f"loading the images into the Docker Engine at {found.address} ({found.origin})")
+    try:
+        client = docker.APIClient(base_url=found.address, version="auto", timeout=_API_TIMEOUT_SECONDS)
+        try:
+            with TerminalProgress(Console(stderr=True)) as progress:
+                keep_images(load_images(client, images, progress))
+        finally:
+            client.close()
+    except (ImageError, docker.errors.DockerException, OSError) as error:
+        raise StepFailedError(f"the engine at {found.address} did not take the images: {error}") from error
+    return found.address
 
 
 def _busybox_folder() -> Path:

@@ -6,11 +6,12 @@ import re
 
 from google.protobuf import struct_pb2
 
-from gateway_embedded.errors import InvalidRequestError, PreconditionError
+from gateway_embedded.errors import InvalidRequestError, PreconditionError, public_text
 from openshell.wire.compute.v1 import compute_driver_pb2
 from openshell.wire.v1 import openshell_pb2
 
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|K|M|G|T|Ki|Mi|Gi|Ti)?", re.ASCII)
+_SHOWN_BYTES = 64
 _QUANTITY_FIELDS = {
     ("requests", "cpu"): "cpu_request",
     ("limits", "cpu"): "cpu_limit",
@@ -119,7 +120,8 @@ def _quantity(field: str, value: struct_pb2.Value) -> str:
         number = value.number_value
         text = str(int(number)) if number.is_integer() else repr(number)
     if kind not in ("string_value", "number_value") or not _QUANTITY.fullmatch(text):
-        raise InvalidRequestError(f"{field} is not a quantity such as '500m' or '512Mi'", field=field)
+        given = f"{public_text(text, limit_bytes=_SHOWN_BYTES)!r} " if kind == "string_value" and text else ""
+        raise InvalidRequestError(f"{field} {given}is not a quantity such as '500m' or '512Mi'", field=field)
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,16 @@ _OUTPUT = click.option(
     "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="How to print."
 )
 
+_QUANTITY = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([numkKMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?", re.ASCII)
+"""Kubernetes' grammar of quantities; what a gateway takes of it is for the gateway to say."""
+
+
+def _quantity(_: click.Context, parameter: click.Parameter, value: str) -> str:
+    if value and not _QUANTITY.fullmatch(value):
+        example = "500m or 2" if parameter.name == "cpu" else "256Mi or 2Gi"
+        raise click.BadParameter(f"{value!r} is not a quantity, such as {example}")
+    return value
+
 
 @click.group()
 def sandbox() -> None:
@@ -31,8 +42,8 @@ def sandbox() -> None:
 @click.option("--image", default="", metavar="REF", help="Image of the workload. [default: the driver's]")
 @click.option("-e", "--env", "environment", multiple=True, metavar="KEY=VALUE", help="Variable of the main process.")
 @click.option("-l", "--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of the sandbox.")
-@click.option("--cpu", default="", metavar="QUANTITY", help="CPU limit, for example 500m.")
-@click.option("--memory", default="", metavar="QUANTITY", help="Memory limit, for example 256Mi.")
+@click.option("--cpu", default="", callback=_quantity, metavar="QUANTITY", help="CPU limit, for example 500m.")
+@click.option("--memory", default="", callback=_quantity, metavar="QUANTITY", help="Memory limit, for example 256Mi.")
 @click.option("--tty/--no-tty", default=False, help="Give the main process a terminal.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is Ready.")
 @click.option(

@@ -335,6 +335,15 @@ def test_malformed_quantities_are_refused(quantity: Any) -> None:
         driver_input(spec(template=pb.SandboxTemplate(image="i", resources=resources)))
 
 
+def test_a_malformed_quantity_is_quoted_within_bounds() -> None:
+    for quantity, quoted in (("512Q", "limits.memory '512Q' is not"), ("9" * 5000 + "Q", "9..." + "' is not")):
+        given = spec(template=pb.SandboxTemplate(image="i", resources=struct({"limits": {"memory": quantity}})))
+        with pytest.raises(InvalidRequestError) as caught:
+            driver_input(given)
+        assert quoted in caught.value.message
+        assert len(caught.value.message) < 256
+
+
 @given(st.integers(0, 2**53))
 def test_whole_numbers_stay_whole(number: int) -> None:
     given = spec(template=pb.SandboxTemplate(image="i", resources=struct({"limits": {"memory": number}})))

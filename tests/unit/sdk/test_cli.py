@@ -98,6 +98,30 @@ def test_errors_are_one_line_and_a_code(
     assert "--env" in err
 
 
+@pytest.mark.parametrize(("option", "value"), [("--memory", "512Q"), ("--cpu", "half"), ("--cpu", "1 m")])
+def test_a_quantity_that_is_none_is_refused_with_its_option(
+    option: str,
+    value: str,
+    gateway: ScriptedGateway,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, _, err = run(["sandbox", "create", "x", option, value], gateway, monkeypatch, capsys)
+    assert code == 2
+    assert f"'{option}': '{value}' is not a quantity" in err
+    assert not gateway.requests
+
+
+@pytest.mark.parametrize("value", ["512", "1.5", ".5", "512Mi", "1e3", "2G"])
+def test_a_quantity_travels_as_it_was_given(
+    value: str, gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, _ = run(["sandbox", "create", "x", "--memory", value, "--no-wait"], gateway, monkeypatch, capsys)
+    assert code == 0
+    limits = gateway.requests[-1].spec.template.resources.fields["limits"].struct_value
+    assert limits.fields["memory"].string_value == value
+
+
 def test_words_of_the_platform_are_never_read_as_markup(
     gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
