@@ -160,13 +160,13 @@ RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 """Calls to the engine that each RPC makes for one sandbox: always, and when needed. Checked on a real engine."""
 
 EVENT_EFFECTS: Final = {
-    "start": "nothing: starts are the driver's own",
+    "start": "the workload of a stopped sandbox is stopped again; otherwise nothing: starts are the driver's own",
     "die": "the container is examined and judged; see docs/verdicts.md",
     "destroy": "as `die`: the container is gone, and the driver had not removed it",
     "kill": "kept as evidence: it says who killed a container that dies next",
     "oom": "a Warning event `OutOfMemory`; the phase stays, since any process may have been the victim",
-    "pause": "the workload is looked at again: `Ready=Unknown`, not an error",
-    "unpause": "the workload is looked at again: ready as before",
+    "pause": "the container is looked at again: `Ready=Unknown`, not an error",
+    "unpause": "the container is looked at again: ready as before",
 }
 """What the driver does on each event of a current container that it did not cause itself."""
 
@@ -195,7 +195,7 @@ def _commands() -> str:
     rows = []
     for name in ("serve", "check", "sandboxes", "exits", "gc"):
         command = group.commands[name]
-        argument = " [ID]" if name == "exits" else " [--dry-run]" if name == "gc" else ""
+        argument = " [SANDBOX]" if name == "exits" else " [--dry-run]" if name == "gc" else ""
         rows.append((f"`{name}{argument}`", " ".join((command.help or "").split())))
     return _table(("Command", "What it does"), rows)
 
@@ -205,7 +205,7 @@ def _configuration() -> str:
     for key, model_field in DriverConfig.model_fields.items():
         flag = flag_of(key)
         variables = ", ".join(f"`{name}`" for name in variables_of(key))
-        meaning = re.sub(r"\s*\(ours\b[^)]*\)", "", " ".join((model_field.description or "").split()))
+        meaning = " ".join((model_field.description or "").split())
         rows.append((f"`{key}`", f"`{flag}`" if flag else _NONE, variables, _default(key), meaning))
     return _table(("Key", "Flag", "Environment", "Default", "Meaning"), rows)
 
@@ -419,11 +419,15 @@ def _arguments(call: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def _states() -> str:
     rows = [_state(f"engine: `{status.value}`", RecordPhase.ACTIVE, status) for status in ContainerStatus]
+    paused = "engine: `running`, the supervisor `paused`"
+    rows.append(_state(paused, RecordPhase.ACTIVE, ContainerStatus.RUNNING, supervisor_paused=True))
     rows += [_state(f"driver: {phase.value}", phase, None) for phase in RecordPhase if phase is not RecordPhase.ACTIVE]
     return _table(("State", "`Ready`", "Reason", "To a gateway", "Message"), rows)
 
 
-def _state(name: str, phase: RecordPhase, status: ContainerStatus | None) -> tuple[str, ...]:
+def _state(
+    name: str, phase: RecordPhase, status: ContainerStatus | None, *, supervisor_paused: bool = False
+) -> tuple[str, ...]:
     failure = Failure(reason="<reason of the failure>", message="<the verdict or the fault>", at=_AT)
     record = SandboxRecord(
         sandbox_id="s",
@@ -434,7 +438,8 @@ def _state(name: str, phase: RecordPhase, status: ContainerStatus | None) -> tup
         workload_id="c",
         failure=failure if phase is RecordPhase.FAILED else None,
     )
-    snapshot = take_snapshot(record, None if status is None else _facts(status), namespace="ns")
+    facts = None if status is None else _facts(status)
+    snapshot = take_snapshot(record, facts, namespace="ns", supervisor_paused=supervisor_paused)
     ready = snapshot.conditions[0]
     if snapshot.deleting:
         meaning = "deleting"

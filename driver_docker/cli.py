@@ -18,7 +18,6 @@ from driver_docker.errors import ConfigurationError, DriverError
 if TYPE_CHECKING:
     from pathlib import Path
 
-EXIT_CONFIGURATION = 2
 EXIT_FAILURE = 1
 
 
@@ -30,13 +29,25 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ConfigurationError as error:
             click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-            sys.exit(EXIT_CONFIGURATION)
+            sys.exit(cli_reports.EXIT_CONFIGURATION)
         except DriverError as error:
             click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
             sys.exit(EXIT_FAILURE)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    from driver_docker.encode import own_version
+
+    click.echo(f"openshell-driver-docker {own_version()}")
+    context.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
 def main() -> None:
     """Docker compute driver for OpenShell gateways.
 

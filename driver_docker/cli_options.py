@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Final, Union, get_args, get_origin
 import click
 
 from driver_docker.config import DriverConfig
-from driver_docker.config_sources import CONFIG_VARIABLE, load_config
+from driver_docker.config_sources import CONFIG_VARIABLE, flag_name, load_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_FLAG_NAMES: Final = {"socket_path": "--docker-socket"}
 _SCALARS: Final = (str, Path, int, float, bool)
 UNSET_SOCKET: Final = Path("/nonexistent/bind_socket-is-not-set")
 """Stands for the socket in commands that do not serve."""
@@ -32,7 +31,7 @@ def flag_of(key: str) -> str | None:
     """The flag of a configuration key; `None` for a table, which a file or the environment holds."""
     kinds = _kinds(key)
     if any(isinstance(kind, type) and issubclass(kind, _SCALARS) for kind in kinds):
-        return _FLAG_NAMES.get(key, "--" + key.replace("_", "-"))
+        return flag_name(key)
     return None
 
 
@@ -50,6 +49,26 @@ def _kinds(key: str) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def _metavar(key: str) -> str | None:
+    """What stands for the value in `--help`; none for a switch."""
+    kinds = [kind for kind in _kinds(key) if isinstance(kind, type)]
+    for kind, word in ((bool, None), (Path, "PATH"), (int, "NUMBER"), (float, "NUMBER")):
+        if any(issubclass(found, kind) for found in kinds):
+            return word
+    choices = [member.value for kind in kinds if issubclass(kind, StrEnum) for member in kind]
+    return f"[{'|'.join(choices)}]" if choices else "TEXT"
+
+
+def _default_text(key: str) -> str:
+    field = DriverConfig.model_fields[key]
+    default = None if field.is_required() else field.get_default()
+    if default is None:
+        return ""
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    return f"  [default: {default}]"
+
+
 def config_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command `--config`, every configuration flag, and `-o`."""
     for key in reversed(DriverConfig.model_fields):
@@ -59,14 +78,14 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         help_text = (DriverConfig.model_fields[key].description or "").replace("`", "")
         is_switch = bool in _kinds(key)
         declared = f"{flag}/--no-{flag.removeprefix('--')}" if is_switch else flag
-        metavar = None if is_switch else "VALUE"
-        command = click.option(declared, key, default=None, metavar=metavar, help=" ".join(help_text.split()))(command)
+        help_text = " ".join(help_text.split()) + _default_text(key)
+        command = click.option(declared, key, default=None, metavar=_metavar(key), help=help_text)(command)
     command = click.option(
         "--config",
         "config_file",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar=CONFIG_VARIABLE,
-        help="TOML file with the driver's table.",
+        help="TOML file with these keys at its top level; see the driver's README.",
     )(command)
     return click.option(
         "-o",

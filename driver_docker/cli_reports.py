@@ -13,7 +13,7 @@ import click
 
 from driver_docker import cli_output
 from driver_docker.cli_options import UNSET_SOCKET, OutputFormat, config_options, load
-from driver_docker.errors import ConfigurationError, DriverError
+from driver_docker.errors import ConfigurationError, DriverError, public_text
 from driver_docker.exit_journal import ExitJournal
 from driver_docker.records import RecordStore
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from driver_docker.overview import Overview
     from driver_docker.records import UnreadableRecord
 
+EXIT_CONFIGURATION = 2
+"""Exit code where the configuration cannot be used."""
 EXITS_SHOWN = 20
 """How many verdicts `exits` shows."""
 _JSON = OutputFormat.JSON.value
@@ -51,7 +53,10 @@ def check(config_file: Path | None, output: str, **flags: Any) -> None:
     try:
         config = load(flags, file=config_file, serves=False)
     except ConfigurationError as error:
-        findings = [fault("configuration", error.public_message, "correct the configuration, then check again")]
+        cure = "correct the configuration, then check again; nothing else was looked at"
+        findings = [fault("configuration", public_text(each), cure) for each in error.faults or (error.message,)]
+        _print_findings(findings, output, failed=True)
+        sys.exit(EXIT_CONFIGURATION)
     else:
         findings = asyncio.run(run_preflight(config, os.environ))
         if config.bind_socket == UNSET_SOCKET:

@@ -1,6 +1,6 @@
 """The driver's configuration: one model, unknown keys refused. Where it comes from is `config_sources`' subject.
 
-Keys and defaults follow compute-driver contract 7.3; keys of our own are marked. A key that exists in the contract but
+Keys and defaults follow compute-driver contract 7.3; others are our own. A key that exists in the contract but
 is not offered by this driver is read, so that its name is known, and refused when it is set.
 """
 
@@ -122,19 +122,19 @@ class DriverConfig(_Table):
     """Everything that decides how this driver behaves."""
 
     bind_socket: Path
-    """Where the driver serves (ours; `--bind-socket`, `OPENSHELL_COMPUTE_DRIVER_SOCKET`)."""
+    """Where the driver serves: absolute path of a Unix socket, in a folder that is its user's alone."""
     state_dir: Path
     """Folder of records, absolute, owner-only within; default `$XDG_STATE_HOME/openshell/docker-sandbox-tokens`."""
     socket_path: str | None = None
     """Docker's API socket or a `unix://`, `tcp://`, `ssh://` address; found by itself when absent."""
     docker_context: str | None = None
-    """Name of a Docker context that holds the engine's address and certificates (ours); not beside `socket_path`."""
+    """Name of a Docker context that holds the engine's address and certificates; not beside `socket_path`."""
     docker_tls_ca: Path | None = None
-    """CA that signed the engine's certificate, for a `tcp://` `socket_path` (ours)."""
+    """CA that signed the engine's certificate, for a `tcp://` `socket_path`."""
     docker_tls_cert: Path | None = None
-    """Client certificate for a `tcp://` `socket_path` (ours); together with `docker_tls_key`."""
+    """Client certificate for a `tcp://` `socket_path`; together with `docker_tls_key`."""
     docker_tls_key: Path | None = None
-    """Key of the client certificate (ours)."""
+    """Key of the client certificate."""
     sandbox_label: str = "default"
     """The namespace that separates this driver's containers from those of others on the same engine."""
     grpc_endpoint: str = "http://127.0.0.1:17670"
@@ -176,34 +176,34 @@ class DriverConfig(_Table):
     provider_spiffe_workload_api_socket: str | None = None
     """Socket of the SPIFFE Workload API; its folder is shown to the supervisor, read-only."""
     telemetry_enabled: bool = False
-    """The containers' `OPENSHELL_TELEMETRY_ENABLED` (ours)."""
+    """The containers' `OPENSHELL_TELEMETRY_ENABLED`."""
     log_level: LogLevel = LogLevel.INFO
-    """Threshold of the driver's log and the containers' default `OPENSHELL_LOG_LEVEL`."""
+    """Threshold of the driver's log and of the containers': `trace`, `debug`, `info`, `warn` or `error`."""
 
     gateway_manages_lifecycle: bool = True
-    """Whether the gateway stops and starts all sandboxes around its own restarts (ours to choose)."""
+    """Whether the gateway stops and starts all sandboxes around its own restarts."""
     older_gateways: OlderGateways = OlderGateways.REFUSE
-    """What becomes of a gateway of the older contract generation, which does not introduce itself (ours)."""
+    """What becomes of a gateway of the older generation, which does not introduce itself: `refuse` or `serve`."""
     compatibility: CompatibilityMode = CompatibilityMode.ENFORCE
-    """Whether gateway, supervisor and runtime revisions that do not fit together are refused or only logged (ours)."""
+    """What becomes of gateway, supervisor and runtime revisions that do not fit: `enforce` refuses, `warn` logs."""
     isolation_backend: str | None = None
     """Name of the isolation backend of new sandboxes; absent or `openshell-sandbox`: the built-in one."""
     isolation_backends: IsolationBackendTable = Field(default_factory=dict)
-    """Backends that the operator registered, by name: an endpoint, and whose certificate to trust there (ours)."""
+    """Backends that the operator registered, by name: an endpoint, and whose certificate to trust there."""
     staging: Staging = Staging.LEAN
-    """How supervisor files are staged (ours)."""
+    """How supervisor files are staged: `lean` (through the supervisor itself) or `upstream` (through a helper)."""
     public_detail: PublicDetail = PublicDetail.LAST_LINE
-    """What of a supervisor's last line a condition may quote (ours)."""
+    """What a condition may quote of a supervisor's log: `last-line` or `none`."""
     start_concurrency: Annotated[int, Field(ge=1, le=64)] = 4
-    """How many sandboxes are launched at a time (ours)."""
+    """How many sandboxes are launched at a time."""
     stop_grace_seconds: Annotated[int, Field(ge=0, le=600)] = 10
-    """Grace of a workload's stop (ours; compute-driver contract 3.14)."""
+    """Seconds that a workload has to end by itself when it is stopped."""
     supervisor_stop_grace_seconds: Annotated[int, Field(ge=0, le=600)] = 5
-    """Grace of a supervisor's stop (ours; compute-driver contract 3.14)."""
+    """Seconds that a supervisor has to end by itself when it is stopped."""
     resync_interval_seconds: Annotated[float, Field(ge=1.0, le=3600.0)] = 60.0
-    """How often every container is looked at again although events are read (ours)."""
+    """Seconds between two looks at every container, although events are read."""
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Port of 127.0.0.1 with Prometheus metrics (ours); 0 takes a free one; nothing is served when absent."""
+    """Port of 127.0.0.1 with Prometheus metrics; 0 takes a free one; nothing is served when absent."""
 
     supervisor_bin: str | None = None
     """Refused: name an image with `sandbox_runtime_image`."""

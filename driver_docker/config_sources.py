@@ -17,6 +17,8 @@ from driver_docker.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pydantic_core import ErrorDetails
+
 ENVIRONMENT_PREFIX: Final = "OPENSHELL_DOCKER_DRIVER_"
 """Environment variable of a key: this prefix and the key's name in upper case; tables are JSON there."""
 CONFIG_VARIABLE: Final = "OPENSHELL_DOCKER_DRIVER_CONFIG"
@@ -24,6 +26,8 @@ CONFIG_VARIABLE: Final = "OPENSHELL_DOCKER_DRIVER_CONFIG"
 SHARED_SOCKET_VARIABLE: Final = "OPENSHELL_COMPUTE_DRIVER_SOCKET"
 TABLES: Final = frozenset({"resource_admission", "isolation_backends"})
 """Keys whose value is a table."""
+_SHOWN_CHARACTERS: Final = 40
+_FLAG_NAMES: Final = {"socket_path": "--docker-socket"}
 _SHARED_VARIABLES: Final = {"bind_socket": (SHARED_SOCKET_VARIABLE,), "log_level": ("OPENSHELL_LOG_LEVEL",)}
 
 
@@ -57,14 +61,27 @@ def load_config(
     """
     surroundings = os.environ if environment is None else environment
     merged: dict[str, Any] = {"state_dir": default_state_dir(surroundings), **(defaults or {})}
+    origins: dict[str, str] = {}
     if file is not None:
-        merged |= _from_file(file)
-    merged |= _from_environment(surroundings)
-    merged |= {key: value for key, value in flags.items() if value is not None}
+        found = _from_file(file)
+        merged |= found
+        origins |= dict.fromkeys(found, str(file))
+    found = _from_environment(surroundings)
+    merged |= found
+    origins |= {key: next(name for name in variables_of(key) if surroundings.get(name)) for key in found}
+    found = {key: value for key, value in flags.items() if value is not None}
+    merged |= found
+    origins |= {key: flag_name(key) for key in found}
     try:
         return DriverConfig.model_validate(merged)
     except ValidationError as error:
-        raise ConfigurationError(_explained(error)) from None
+        faults = _explained(error, origins)
+        raise ConfigurationError("; ".join(faults), faults=faults) from None
+
+
+def flag_name(key: str) -> str:
+    """The flag of a key that has one."""
+    return _FLAG_NAMES.get(key, "--" + key.replace("_", "-"))
 
 
 def variables_of(key: str) -> tuple[str, ...]:
@@ -111,17 +128,56 @@ def _from_file(file: Path) -> dict[str, Any]:
         raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from error
 
 
-def _explained(error: ValidationError) -> str:
-    """One clause for each fault; values are not repeated, since a key may hold a secret."""
+def _explained(error: ValidationError, origins: Mapping[str, str]) -> tuple[str, ...]:
+    """One clause for each fault, with the place that says so.
+
+    A value is repeated only where it should be a number, a switch or one of a few words: any other key may hold a
+    secret.
+    """
     clauses = []
-    for fault in error.errors(include_url=False, include_context=False, include_input=False):
+    for fault in error.errors(include_url=False):
         key = ".".join(str(part) for part in fault["loc"]) or "configuration"
+        origin = origins.get(str(fault["loc"][0]), "") if fault["loc"] else ""
+        told = f" (from {origin})" if origin else ""
         if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(str(fault["loc"][-1]), DriverConfig.model_fields, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            clauses.append(f"unknown key {key}{hint}")
+            clauses.append(_unknown(key, fault["input"], nested=len(fault["loc"]) > 1) + told)
         elif fault["type"] == "missing":
-            clauses.append(f"{key} must be set")
+            clauses.append(f"{key} must be set" if len(fault["loc"]) > 1 else _missing(key))
         else:
-            clauses.append(f"{key}: {fault['msg'].removeprefix('Value error, ')}")
-    return "; ".join(clauses)
+            clauses.append(f"{key}: {_wanted(fault)}{told}")
+    return tuple(clauses)
+
+
+def _missing(key: str) -> str:
+    return f"{key} must be set: by {flag_name(key)}, {variables_of(key)[0]} or the key {key} in the --config file"
+
+
+def _unknown(key: str, value: object, *, nested: bool) -> str:
+    if isinstance(value, dict) and not nested:
+        return (
+            f"unknown table [{key}]: the driver's keys stand at the top level of its file, without a table around them"
+        )
+    near = difflib.get_close_matches(key.rpartition(".")[2], DriverConfig.model_fields, n=1)
+    return f"unknown key {key}; did you mean {near[0]}?" if near else f"unknown key {key}"
+
+
+def _wanted(fault: ErrorDetails) -> str:
+    kind, limits = fault["type"], fault.get("ctx", {})
+    shown = ""
+    if isinstance(fault["input"], str | int | float):
+        shown = f", not {str(fault['input'])[:_SHOWN_CHARACTERS]!r}"
+    if kind.startswith("int_"):
+        return f"must be a whole number{shown}"
+    if kind.startswith("float_"):
+        return f"must be a number{shown}"
+    if kind.startswith("bool_"):
+        return f"must be true or false{shown}"
+    if kind == "enum":
+        return f"must be one of {limits['expected']}{shown}"
+    if kind == "greater_than_equal":
+        return f"must be at least {limits['ge']}{shown}"
+    if kind == "less_than_equal":
+        return f"must be at most {limits['le']}{shown}"
+    if kind in {"string_type", "path_type"}:
+        return "must be a text"
+    return fault["msg"].removeprefix("Value error, ")

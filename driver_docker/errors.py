@@ -109,10 +109,18 @@ class NotBuiltError(DriverError):
 
 
 class ConfigurationError(DriverError):
-    """The driver's own configuration cannot be used; `serve` says so and exits."""
+    """The driver's own configuration cannot be used; `serve` says so and exits.
+
+    Attributes:
+        faults: Each fault by itself, where the message names several.
+    """
 
     default_reason = "Configuration"
     default_status = StatusCode.FAILED_PRECONDITION
+
+    def __init__(self, message: str, *, faults: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.faults = faults
 
 
 class RecordError(DriverError):

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from driver_docker.cli import main
 from driver_docker.cli_options import flag_of
 from driver_docker.config import DriverConfig
+from driver_docker.encode import own_version
 from driver_docker.exit_journal import ExitJournal, JournalEntry
 from driver_docker.records import RecordStore
 from driver_docker.sandbox_record import RecordPhase, SandboxRecord
@@ -74,6 +75,51 @@ def test_a_wrong_configuration_is_one_line_and_exit_2(run: Any, command: str) ->
     assert result.exit_code == 2
     assert result.stderr.startswith("openshell-driver-docker: sandbox_pids_limit")
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("sandbox_pids_limit", "many", "must be a whole number, not 'many'"),
+        ("sandbox_pids_limit", "0", "must be at least 1, not '0'"),
+        ("resync_interval_seconds", "x", "must be a number, not 'x'"),
+        ("staging", "fat", "must be one of 'lean' or 'upstream', not 'fat'"),
+        ("https_proxy", "http://me:s3cret@h:1", "https_proxy"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_it_should_be_and_where_it_is_from(
+    run: Any, tmp_path: Path, key: str, value: str, words: str
+) -> None:
+    file, variable = tmp_path / "d.toml", f"OPENSHELL_DOCKER_DRIVER_{key.upper()}"
+    file.write_text(f'{key} = "{value}"\n')
+    flag = flag_of(key)
+    assert flag is not None
+    by_file, by_flag = run("exits", "--config", str(file)), run("exits", flag, value)
+    for result, origin in ((by_file, str(file)), (run("exits", **{variable: value}), variable), (by_flag, flag)):
+        assert result.exit_code == 2
+        assert words in result.stderr
+        assert "s3cret" not in result.stderr
+        if key != "https_proxy":  # it is judged together with others
+            assert f"(from {origin})" in result.stderr
+
+
+@pytest.mark.parametrize("table", ["openshell.drivers.docker", "docker"])
+def test_a_file_with_a_table_around_the_keys_is_told_so(run: Any, tmp_path: Path, table: str) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text(f'[{table}]\nsandbox_label = "x"\n')
+    assert "stand at the top level" in run("exits", "--config", str(file)).stderr
+
+
+def test_the_version_is_told(run: Any) -> None:
+    assert run("--version").stdout == f"openshell-driver-docker {own_version()}\n"
+
+
+def test_help_names_allowed_values_and_defaults(run: Any) -> None:
+    shown = " ".join(run("serve", "--help").stdout.split())
+    for part in ("[lean|upstream]", "[refuse|serve]", "[enforce|warn]", "[last-line|none]", "[default: 2048]"):
+        assert part in shown
+    assert "ours" not in shown.split()
+    assert "contract 3" not in shown
 
 
 def test_unknown_variables_are_refused_with_a_suggestion(run: Any) -> None:
@@ -181,5 +227,7 @@ def test_check_fails_with_rows_also_where_the_configuration_is_wrong(run: Any) -
     assert faults[0] == "bind_socket"
     assert "engine" in faults
     wrong = run("check", "--grpc-endpoint", "nonsense")
-    assert wrong.exit_code == 1
+    assert wrong.exit_code == 2
     assert "grpc_endpoint" in wrong.stdout
+    both = run("check", "-o", "json", "--grpc-endpoint", "nonsense", "--sandbox-pids-limit", "x")
+    assert len(json.loads(both.stdout)["findings"]) == 2, "a row for each fault"
