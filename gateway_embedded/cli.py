@@ -38,16 +38,29 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--listen", default="127.0.0.1:17670", show_default=True, help="Loopback address and port; port 0 = any.")
+@click.option(
+    "--listen",
+    default="127.0.0.1:17670",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Loopback address and port; port 0 = any.",
+)
 @click.option("--state-dir", type=click.Path(path_type=Path), required=True, help="Owner-only folder of all state.")
-@click.option("--compute-driver", default="docker", show_default=True, help="Configured name of the driver.")
+@click.option(
+    "--compute-driver",
+    default="docker",
+    show_default=True,
+    metavar="NAME",
+    help="The driver's name here, under which callers send options to it.",
+)
 @click.option("--compute-driver-socket", type=click.Path(path_type=Path), required=True, help="Socket of the driver.")
-@click.option("--name", default="local", show_default=True, help="Name of this gateway for clients.")
+@click.option("--name", default="local", show_default=True, metavar="NAME", help="Name of this gateway for clients.")
 @click.option(
     "--client-config",
     default="",
     metavar="DIR|none",
-    help="Root of the clients' configuration; 'none' leaves it alone.",
+    help="Root of the clients' configuration; 'none' leaves it alone. "
+    "[default: $XDG_CONFIG_HOME/openshell, else ~/.config/openshell]",
 )
 @click.option(
     "--allow-driver-config",
@@ -70,7 +83,8 @@ def main() -> None:
 @click.option(
     "--nonexpiring-gateway-tokens",
     is_flag=True,
-    help="Let supervisors outlive any absence of this gateway, not only one shorter than their token lives.",
+    help="Let supervisors outlive any absence of this gateway; without it, one that is shorter than their tokens live, "
+    "at most an hour.",
 )
 @click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
@@ -154,7 +168,7 @@ async def _serve(gateway: Gateway, config: GatewayConfig, stopping: asyncio.Even
             click.echo(f"openshell-gateway: {error.message}", err=True)
         except GatewayError as error:
             socket = config.compute_driver_socket
-            click.echo(f"openshell-gateway: compute driver at {socket}: {error.message}", err=True)
+            click.echo(f"openshell-gateway: on the driver's socket {socket}: {error.message}", err=True)
         return 1
     finally:
         for task in (stopped, work):

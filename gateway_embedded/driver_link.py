@@ -107,7 +107,7 @@ class DriverLink:
         except DriverCallError as error:
             if error.status is StatusCode.UNIMPLEMENTED:
                 raise HandshakeError(
-                    f"what answers on {self._socket} is not a compute driver; --compute-driver-socket takes the "
+                    "what answers there is not a compute driver; --compute-driver-socket takes the "
                     "driver's own socket (--bind-socket of openshell-driver-docker)"
                 ) from error
             if error.status is StatusCode.DEADLINE_EXCEEDED:
@@ -279,9 +279,9 @@ class DriverLink:
                 fault = connection_fault(self._socket) or await protocol_fault(self._socket)
                 if fault is not None and fault == before and fault.lasting:
                     return fault
-                if fault is not None and fault != before:
+                changed, before, self._waiting_for = fault != before, fault, fault
+                if fault is not None and changed:
                     on_wait(fault)
-                self._waiting_for = before = fault
                 await asyncio.sleep(_LOOK_INTERVAL_SECONDS)
         finally:
             self._waiting_for = None

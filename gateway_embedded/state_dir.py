@@ -27,21 +27,30 @@ class StateDir:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             if path.is_symlink():
-                raise ConfigurationError(f"the state folder {path} is a symbolic link; name the folder itself")
+                raise ConfigurationError(
+                    f"the state folder {path} is a symbolic link; name the folder itself with --state-dir"
+                )
             found = path.stat()
             if found.st_uid != os.geteuid():
-                raise ConfigurationError(f"the state folder {path} belongs to another user")
+                raise ConfigurationError(
+                    f"the state folder {path} belongs to user {found.st_uid}, not to {os.geteuid()}; "
+                    "name another with --state-dir"
+                )
             if found.st_mode & 0o077:
-                raise ConfigurationError(f"the state folder {path} is open to others; set its mode to 0700")
+                raise ConfigurationError(
+                    f"the state folder {path} is open to others; set its mode with: chmod 700 {path}"
+                )
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigurationError(f"the state folder {path} cannot be used: {error.strerror}") from error
+            raise ConfigurationError(
+                f"the state folder {path} cannot be used: {error.strerror}; name another with --state-dir"
+            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             raise ConfigurationError(
-                f"another gateway uses the state folder {path}; stop it or name another folder",
+                f"another gateway uses the state folder {path}; stop it or name another with --state-dir",
                 reason="STATE_DIR_IN_USE",
             ) from error
         # The database is created here so that it is its owner's alone from its first byte on.

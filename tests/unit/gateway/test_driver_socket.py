@@ -14,9 +14,10 @@ import pytest
 from scripted.gateway_bench import WORKSPACE, GatewayBench
 
 from gateway_embedded.app import Gateway
-from gateway_embedded.config import DriverTimings, GatewayConfig
-from gateway_embedded.driver_socket import connection_fault, protocol_fault
-from gateway_embedded.errors import DriverUnreachableError, HandshakeError
+from gateway_embedded.config import DriverPolicy, DriverTimings, GatewayConfig
+from gateway_embedded.driver_link import DriverLink
+from gateway_embedded.driver_socket import SocketFault, connection_fault, protocol_fault
+from gateway_embedded.errors import DriverUnreachableError, HandshakeError, UnavailableError
 from openshell.wire.v1 import openshell_pb2 as pb
 
 
@@ -122,6 +123,18 @@ async def test_a_grpc_server_that_is_no_driver_is_refused(tmp_path: Path) -> Non
         with pytest.raises(HandshakeError, match="is not a compute driver"):
             await running.connect()
     await other.stop(None)
+
+
+async def test_while_it_waits_it_says_for_what(grpc_poller: None, tmp_path: Path) -> None:
+    link = DriverLink(tmp_path / "driver.sock", policy=DriverPolicy())
+    told: asyncio.Queue[SocketFault] = asyncio.Queue()
+    connecting = asyncio.create_task(link.connect(window_seconds=3600, on_wait=told.put_nowait))
+    assert (await told.get()).cause == "there is no such file"
+    with pytest.raises(UnavailableError, match="has not answered yet: there is no such file; start the driver"):
+        _ = link.identity
+    connecting.cancel()
+    await asyncio.gather(connecting, return_exceptions=True)
+    await link.close()
 
 
 async def test_a_window_that_passes_says_what_was_missing(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_state_folder_has_one_owner_and_one_user(tmp_path: Path) -> None:
 def test_state_folders_that_are_refused(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
-    with pytest.raises(ConfigurationError, match="0700"):
+    with pytest.raises(ConfigurationError, match=f"chmod 700 {shared}"):
         StateDir.claim(shared)
     link = tmp_path / "link"
     (tmp_path / "real").mkdir(mode=0o700)
