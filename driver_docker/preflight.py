@@ -32,6 +32,7 @@ from driver_docker.findings import (
 )
 from driver_docker.image_reference import parse_reference
 from driver_docker.platforms import check_platform
+from driver_docker.preflight_keys import judge_app_armor, judge_backend, judge_bind_mounts, judge_running_driver
 from driver_docker.supervisor_files import SupervisorFileError, read_supervisor_files
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ async def run_preflight(config: DriverConfig, environment: Mapping[str, str]) ->
     if config.guest_tls_ca is not None:
         findings.append(judge_ca(config.guest_tls_ca))
     findings += judge_supervisor_files(config)
+    findings += judge_bind_mounts(config)
+    findings += await judge_running_driver(config.bind_socket)
     try:
         addresses = candidates(config, environment)
     except ConfigurationError as error:
@@ -93,6 +96,8 @@ async def run_preflight(config: DriverConfig, environment: Mapping[str, str]) ->
         is_local = address.url.startswith("unix://") and host.kernel_version == os.uname().release
         findings += judge_engine(engine.info, host)
         findings += judge_kernel(is_local=is_local, landlock_abi=landlock_abi(), seccomp_actions=seccomp_actions())
+        findings += judge_app_armor(config, host)
+        findings += judge_backend(config, is_local=is_local)
         findings += await _images(engine, config)
     findings.append(await _endpoint(config, host, is_local=is_local))
     return findings
@@ -162,6 +167,8 @@ def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[F
     problem = folder_problem(path.parent)
     if problem is not None:
         return [*findings, fault("bind_socket", problem, folder_cure(path.parent, "--bind-socket"))]
+    if not path.parent.exists():
+        return [*findings, _judge_new_folder(path)]
     if not path.exists():
         return [*findings, ok("bind_socket", f"{path} is free")]
     if not path.is_socket():
@@ -176,6 +183,21 @@ def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[F
         except OSError:
             return [*findings, ok("bind_socket", f"{path} is left from a driver that ended; it is replaced")]
     return [*findings, hint("bind_socket", f"somebody serves on {path} already", "a second driver there is refused")]
+
+
+def _judge_new_folder(path: Path) -> Finding:
+    """A socket whose folder the driver is to make."""
+    parent = next(parent for parent in path.parent.parents if parent.exists())
+    if parent == Path("/"):
+        return hint(
+            "bind_socket",
+            f"{path.parent} would be made in the root folder: was a variable in it empty, such as XDG_RUNTIME_DIR?",
+            "name a socket in a folder of this user's own, such as /run/openshell-driver or ~/.openshell-driver",
+        )
+    if not os.access(parent, os.W_OK | os.X_OK):
+        cure = "choose a --bind-socket in a folder of this user's own"
+        return fault("bind_socket", f"{path.parent} cannot be made in {parent}", cure)
+    return ok("bind_socket", f"{path} is free; its folder is made at the first start")
 
 
 def judge_state_dir(config: DriverConfig) -> Finding:

@@ -42,7 +42,7 @@ def test_a_free_place_is_ok_and_nothing_is_made(tmp_path: Path) -> None:
 def test_field_report_55_the_length_is_counted_in_bytes(tmp_path: Path) -> None:
     fits = Path("/" + "s" * 103 + "/dd")
     assert len(str(fits)) == 107
-    assert levels(config(tmp_path, bind_socket=fits)) == [Level.OK]
+    assert levels(config(tmp_path, bind_socket=fits)) == [Level.HINT]  # its folder would be made in the root
     assert levels(config(tmp_path, bind_socket=Path(f"{fits}d"))) == [Level.FAULT]
     assert levels(config(tmp_path, bind_socket=Path("/" + "ä" * 60 + "/d"))) == [Level.FAULT]
 
@@ -69,6 +69,11 @@ def test_the_folder_of_another_user_is_not_to_be_changed(tmp_path: Path, monkeyp
     (socket_folder,) = judge_socket(config(tmp_path), {})
     for finding in (socket_folder, judge_state_dir(config(tmp_path))):
         assert (finding.level, "chmod" in finding.cure) == (Level.FAULT, False)
+
+
+def test_a_folder_in_the_root_looks_like_an_empty_variable(tmp_path: Path) -> None:
+    (finding,) = judge_socket(config(tmp_path, bind_socket=Path("/openshell-driver/driver.sock")), {})
+    assert (finding.level, "XDG_RUNTIME_DIR" in finding.found) == (Level.HINT, True)
 
 
 def test_who_is_there_already_is_told(tmp_path: Path) -> None:
