@@ -6,18 +6,24 @@ import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
 from scripted.gateway_bench import WORKSPACE, GatewayBench
+from structlog.testing import capture_logs
 
 from gateway_embedded.app import Gateway
 from gateway_embedded.config import DriverPolicy, DriverTimings, GatewayConfig
 from gateway_embedded.driver_link import DriverLink
 from gateway_embedded.driver_socket import SocketFault, connection_fault, protocol_fault
 from gateway_embedded.errors import DriverUnreachableError, HandshakeError, UnavailableError
+from gateway_embedded.leftovers import Leftovers
+from gateway_embedded.observation import DriverObserver
+from gateway_embedded.states import SandboxStates
+from openshell.wire.compute.v1 import compute_driver_pb2
 from openshell.wire.v1 import openshell_pb2 as pb
 
 
@@ -168,3 +174,47 @@ async def test_what_a_reachable_driver_answers_stays_its_own_words(bench: Gatewa
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await bench.create("beta")
     assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.UNAVAILABLE, "engine away")
+
+
+async def test_a_driver_that_goes_away_within_a_create_was_asked_for_nothing(
+    bench: GatewayBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validate = DriverLink.validate
+
+    async def validate_and_lose_it(self: DriverLink, sandbox: compute_driver_pb2.DriverSandbox) -> None:
+        await validate(self, sandbox)
+        await bench.driver.close()
+
+    monkeypatch.setattr(DriverLink, "validate", validate_and_lose_it)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await bench.create("beta")
+    assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+    assert "cannot be reached" in (caught.value.details() or "")
+    with pytest.raises(grpc.aio.AioRpcError, match="does not exist"):
+        await bench.get("beta")
+
+
+async def test_a_driver_that_stays_away_is_logged_once(
+    grpc_poller: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = DriverLink(tmp_path / "driver.sock", policy=DriverPolicy())
+    attempts = asyncio.Semaphore(0)
+    watch = link.watch
+
+    def counted() -> AbstractAsyncContextManager[AsyncIterator[compute_driver_pb2.WatchSandboxesEvent]]:
+        attempts.release()
+        return watch()
+
+    monkeypatch.setattr(link, "watch", counted)
+    timings = DriverTimings(watch_reopen_seconds=0)
+    # Nothing is observed, so what it would be applied to is never touched.
+    observer = DriverObserver(cast("SandboxStates", None), link, cast("Leftovers", None), timings)
+    with capture_logs() as logs:
+        following = asyncio.create_task(observer.follow())
+        for _ in range(5):
+            await attempts.acquire()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    await link.close()
+    assert [entry["log_level"] for entry in logs] == ["warning"]
+    assert "there is no such file" in logs[0]["error"]
