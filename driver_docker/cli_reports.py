@@ -78,7 +78,10 @@ def _print_findings(findings: list[Finding], output: str, *, failed: bool) -> No
 @click.command()
 @config_options
 def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
-    """List the sandboxes of this namespace, beside a running driver or without one."""
+    """List the sandboxes of this namespace, beside a running driver or without one.
+
+    Exits with 1 where the engine cannot be asked.
+    """
     from driver_docker.leftovers import is_locked
     from driver_docker.overview import look
 
@@ -94,11 +97,17 @@ def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
             return await look(store, config.sandbox_label, None), error.public_message
 
     found, trouble = asyncio.run(run())
+    driver_runs = is_locked(store.directory)
+    _print_sandboxes(found, config, output, trouble=trouble, driver_runs=driver_runs)
+    sys.exit(1 if trouble else 0)
+
+
+def _print_sandboxes(found: Overview, config: DriverConfig, output: str, *, trouble: str, driver_runs: bool) -> None:
     if output == _JSON:
         cli_output.print_json(
             {
                 "namespace": config.sandbox_label,
-                "driver_runs": is_locked(store.directory),
+                "driver_runs": driver_runs,
                 "engine_error": trouble,
                 "sandboxes": [view.to_json() for view in found.views],
                 "unreadable": [asdict(each) for each in found.unreadable],
@@ -107,12 +116,14 @@ def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
         return
     if trouble:
         click.echo(f"the engine was not asked: {trouble}", err=True)
+    if found.views and not driver_runs:
+        click.echo("no driver runs here: what the last one recorded is shown beside what the engine says now", err=True)
     _print_unreadable(found.unreadable)
     rows = [
         (
             view.record.sandbox_id,
             f"{view.record.workspace}/{view.record.name}",
-            view.record.phase.value,
+            view.record.shown_phase,
             f"{view.ready.status.value} {view.ready.reason}",
             view.workload,
             view.supervisor,

@@ -26,7 +26,7 @@ from driver_docker.engine import (
 )
 from driver_docker.errors import ConfigurationError
 from driver_docker.events import ConditionStatus, Deleted, Snapshot
-from driver_docker.sandbox_record import RecordPhase
+from driver_docker.sandbox_record import ENDED, RecordPhase
 from driver_docker.snapshots import READY
 from driver_docker.verdict import Reason
 
@@ -146,10 +146,12 @@ class _State(Collector):
         self._hub = hub
 
     def collect(self) -> Iterable[Metric]:
-        phases = [sandbox.record.phase for sandbox in self._table]
-        sandboxes = GaugeMetricFamily(PREFIX + "sandboxes", "Sandboxes by recorded phase.", labels=["phase"])
-        for phase in RecordPhase:
-            sandboxes.add_metric([phase.value], phases.count(phase))
+        phases = [sandbox.record.shown_phase for sandbox in self._table]
+        sandboxes = GaugeMetricFamily(
+            PREFIX + "sandboxes", "Sandboxes by phase; ended: failed after it was ready.", labels=["phase"]
+        )
+        for phase in (*(member.value for member in RecordPhase), ENDED):
+            sandboxes.add_metric([phase], phases.count(phase))
         yield sandboxes
         yield GaugeMetricFamily(PREFIX + "watch_readers", "Open watches.", value=self._hub.reader_count)
         yield CounterMetricFamily(

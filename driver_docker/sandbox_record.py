@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _VERSION: Final = 1
+ENDED: Final = "ended"
+"""Shown for an active sandbox that has failed; it stays startable and is recorded as active."""
 
 
 class RecordPhase(StrEnum):
@@ -74,6 +76,11 @@ class SandboxRecord:
     """The gateway's name of the start that this run comes from; empty after a create, until a start adopts it."""
     fenced_finished_at: datetime | None = None
     """When the run before the last start ended: an end observed with this time is an old one (contract 5.9)."""
+
+    @property
+    def shown_phase(self) -> str:
+        """The phase as an operator is shown it: `ended` where a sandbox that was ready has failed since."""
+        return ENDED if self.phase is RecordPhase.ACTIVE and self.failure is not None else self.phase.value
 
     def changed(self, at: datetime, **others: Any) -> SandboxRecord:
         """A copy with other fields and a new time of change."""

@@ -184,7 +184,8 @@ def test_sandboxes_are_shown_without_a_driver_and_without_an_engine(run: Any, tm
     )
     store.save_files("sb-2", {"record.json": b"{"})
     result = run("sandboxes")
-    assert result.exit_code == 0
+    assert result.exit_code == 1, "the engine cannot be asked"
+    assert "no driver runs here" in result.stderr
     assert "default/steady" in result.stdout
     assert "sandbox sb-2 is left alone: record" in result.stderr
     assert "the engine was not asked" in result.stderr

@@ -25,7 +25,7 @@ from driver_docker.errors import ConfigurationError
 from driver_docker.events import Condition, ConditionStatus, Snapshot
 from driver_docker.metered_engine import CALLS, metered
 from driver_docker.metrics import LaunchCounter, Metrics, serving
-from driver_docker.sandbox_record import RecordPhase, SandboxRecord
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
 from driver_docker.sandboxes import SandboxTable
 from driver_docker.watch import WatchHub
 from openshell.verdicts import Component, Verdict, VerdictKind
@@ -148,6 +148,16 @@ async def test_state_is_read_when_it_is_asked_for() -> None:
     assert value(metrics, "watch_readers_cut_off_total") == 0
     assert value(metrics, "sandboxes", phase="provisioning") == 1
     assert all(value(metrics, "sandboxes", phase=phase.value) is not None for phase in RecordPhase)
+    ended = SandboxRecord(
+        sandbox_id="sb-2",
+        name="m",
+        workspace="w",
+        phase=RecordPhase.ACTIVE,
+        changed_at=AT,
+        failure=Failure(reason="r", message="m", at=AT),
+    )
+    table.add(ended)
+    assert (value(metrics, "sandboxes", phase="active"), value(metrics, "sandboxes", phase="ended")) == (0, 1)
 
 
 async def test_waiting_launches_are_counted() -> None:
