@@ -117,11 +117,11 @@ def check_path(path: Path) -> None:
         ConfigurationError: It is not absolute, or too long in bytes.
     """
     if not path.is_absolute():
-        raise ConfigurationError(f"the socket path {path} must be absolute")
+        raise ConfigurationError(f"--bind-socket {path} must be absolute")
     length = len(os.fsencode(path))
     if length > MAX_PATH_BYTES:
         raise ConfigurationError(
-            f"the socket path is {length} bytes long, but a Unix socket's path has at most {MAX_PATH_BYTES}: {path}"
+            f"--bind-socket is {length} bytes long, but a Unix socket's path has at most {MAX_PATH_BYTES}: {path}"
         )
 
 

@@ -11,6 +11,7 @@ import click
 import structlog
 
 from driver_docker import cli_reports
+from driver_docker.bind_socket import check_path
 from driver_docker.cli_options import OutputFormat, config_options, load
 from driver_docker.config import LogLevel
 from driver_docker.errors import ConfigurationError, DriverError
@@ -61,6 +62,7 @@ def main() -> None:
 def serve(config_file: Path | None, output: str, **flags: Any) -> None:
     """Serve openshell.compute.v1 on a Unix socket until SIGTERM."""
     config = load(flags, file=config_file, serves=True)
+    check_path(config.bind_socket)  # before an engine is looked for
     configure_log(config.log_level)
     from driver_docker.serve import serve as run
 

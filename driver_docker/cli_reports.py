@@ -72,7 +72,7 @@ def _print_findings(findings: list[Finding], output: str, *, failed: bool) -> No
         cli_output.print_json({"ok": not failed, "findings": [asdict(finding) for finding in findings]})
         return
     rows = [(finding.level.value, finding.check, finding.found, finding.cure) for finding in findings]
-    cli_output.print_table(("LEVEL", "CHECK", "FOUND", "CURE"), rows)
+    cli_output.print_table(("LEVEL", "CHECK", "FOUND", "CURE"), rows, empty="nothing was looked at")
 
 
 @click.command()
@@ -133,7 +133,7 @@ def _print_sandboxes(found: Overview, config: DriverConfig, output: str, *, trou
         for view in found.views
     ]
     head = ("ID", "NAME", "PHASE", "READY", "WORKLOAD", "SUPERVISOR", "GENERATION", "MESSAGE")
-    cli_output.print_table(head, rows)
+    cli_output.print_table(head, rows, empty="no sandboxes are recorded")
 
 
 def _print_unreadable(records: tuple[UnreadableRecord, ...]) -> None:
@@ -222,7 +222,7 @@ def _print_removals(found: Survey, removals: tuple[Removal, ...], output: str, *
         (removal.leftover.kind.value, removal.leftover.name, removal.leftover.why, removal.error or done)
         for removal in removals
     ]
-    cli_output.print_table(("KIND", "NAME", "WHY", "RESULT"), rows)
+    cli_output.print_table(("KIND", "NAME", "WHY", "RESULT"), rows, empty="nothing is left over")
     notes = [f"{len(removals)} found"]
     if found.driver_runs:
         notes.append("a driver runs: only what it does not know was considered")

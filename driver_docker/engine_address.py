@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from driver_docker.docker_contexts import current_context, docker_config_dir, read_context
 from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.engine_docker import DockerEngine
@@ -209,6 +211,8 @@ async def find_engine(config: DriverConfig, environment: Mapping[str, str]) -> D
     addresses = candidates(config, environment)
     engine, failures = await try_all(addresses)
     if engine is not None:
+        address = addresses[len(failures)]
+        structlog.get_logger("driver").info("engine answers", address=address.url, origin=address.origin)
         return engine
     told = [f"{failure.error.message} ({failure.address.origin})" for failure in failures]
     cures = dict.fromkeys(engine_cure(failure.address.url) for failure in failures)

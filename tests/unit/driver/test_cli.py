@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from driver_docker.cli import main
 from driver_docker.cli_options import flag_of
+from driver_docker.cli_output import print_table
 from driver_docker.config import DriverConfig
 from driver_docker.encode import own_version
 from driver_docker.exit_journal import ExitJournal, JournalEntry
@@ -131,6 +132,24 @@ def test_unknown_variables_are_refused_with_a_suggestion(run: Any) -> None:
 def test_serve_needs_a_socket(run: Any) -> None:
     result = run("serve")
     assert (result.exit_code, "bind_socket must be set" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("place", ["d.sock", "/run/" + "s" * 120])
+def test_a_socket_that_cannot_be_is_told_by_its_option_before_an_engine_is_looked_for(run: Any, place: str) -> None:
+    result = run("serve", "--bind-socket", place)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("openshell-driver-docker: --bind-socket")
+
+
+def test_a_long_cell_moves_only_its_own_row(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("A", "B"), [("x" * 400, "y\nz"), ("short", "b")], empty="none")
+    assert capsys.readouterr().out.splitlines() == [
+        "A" + " " * 41 + "B",
+        "x" * 400 + "  y z",
+        "short" + " " * 37 + "b",
+    ]
+    print_table(("A", "B"), [], empty="none")
+    assert capsys.readouterr() == ("", "none\n")
 
 
 def test_exits_are_shown_with_their_tails_and_without_terminal_controls(run: Any, tmp_path: Path) -> None:
