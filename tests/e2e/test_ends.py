@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from typing import TYPE_CHECKING
 
 import grpc
@@ -110,4 +111,31 @@ async def test_a_supervisor_that_gives_up_is_told_in_its_own_words(stack: Stack)
     verdict = Verdict.from_metadata((await stack.verdict("alpha")).metadata)
     assert verdict is not None
     assert (verdict.kind, verdict.exit_code, verdict.words) == (VerdictKind.EXITED, 69, words)
+    await stack.delete("alpha")
+
+
+@pytest.mark.parametrize("killed", ["gateway", "driver"])
+async def test_a_supervisor_lost_while_the_gateway_did_not_watch_is_told_once_when_it_does(
+    stack: Stack, killed: str
+) -> None:
+    sandbox = await stack.create("alpha", command=SLEEP)
+    await stack.until_event("alpha", lambda event: event.reason == "Started")
+    await stack.until_phase("alpha", pb.SANDBOX_PHASE_READY)
+    (supervisor,) = stack.containers(sandbox, "supervisor")
+    async with stack.removals("supervisor") as supervisor_removed:
+        await stack.end(killed, signal.SIGKILL)
+        await asyncio.to_thread(stack.engine.kill, supervisor["Id"])
+        if killed == "gateway":
+            assert await supervisor_removed() == supervisor["Id"], "the driver has told it, to nobody"
+            await stack.start_gateway()
+            await stack.ready()
+        else:
+            await stack.start_driver()
+    verdict = Verdict.from_metadata((await stack.verdict("alpha")).metadata)
+    assert verdict is not None
+    assert (verdict.exit_code, verdict.component) == (137, Component.SUPERVISOR)
+    failed = await stack.until_phase("alpha", pb.SANDBOX_PHASE_ERROR)
+    assert ready(failed).reason == SUPERVISOR_EXITED
+    told = [event for event in await stack.past_events("alpha") if event.reason == SUPERVISOR_EXITED]
+    assert len(told) == 1
     await stack.delete("alpha")
