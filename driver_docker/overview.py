@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from driver_docker import labels
 from driver_docker.engine import EngineAbsentError
+from driver_docker.engine_objects import ContainerStatus
+from driver_docker.events import ConditionStatus
 from driver_docker.sandbox_record import RecordPhase
 from driver_docker.snapshots import READY, take_snapshot
+from driver_docker.verdict import Reason
 
 if TYPE_CHECKING:
     from driver_docker.engine import Engine
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 UNKNOWN = "unknown"
 GONE = "gone"
 NONE = "-"
+_ALIVE = frozenset({UNKNOWN, *(status.value for status in ContainerStatus if status.is_alive)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class SandboxView:
             "sandbox_id": record.sandbox_id,
             "name": record.name,
             "workspace": record.workspace,
-            "phase": record.phase.value,
+            "phase": record.shown_phase,
             "generation": record.generation,
             "ready": self.ready.status.value,
             "reason": self.ready.reason,
@@ -95,12 +99,21 @@ async def _view(
             workload = await engine.inspect_container(record.workload_id)
         except EngineAbsentError:
             workload = None
+    supervisor = _state(record.supervisor_id, states)
     snapshot = take_snapshot(record, workload, namespace=namespace)
+    ready = next(condition for condition in snapshot.conditions if condition.type == READY)
+    if ready.status is ConditionStatus.TRUE and supervisor not in _ALIVE:
+        ready = replace(
+            ready,
+            status=ConditionStatus.UNKNOWN,
+            reason=Reason.CONTROL_SUPERVISOR_EXITED,
+            message="the supervisor is not running, and no driver has said why yet",
+        )
     return SandboxView(
         record=record,
-        ready=next(condition for condition in snapshot.conditions if condition.type == READY),
+        ready=ready,
         workload=_state(record.workload_id, states),
-        supervisor=_state(record.supervisor_id, states),
+        supervisor=supervisor,
     )
 
 

@@ -1,0 +1,63 @@
+"""What is shown of a sandbox when no driver has judged it yet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from driver_docker.engine_objects import ContainerStatus
+from driver_docker.events import ConditionStatus
+from driver_docker.overview import look
+from driver_docker.records import RecordStore
+from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AT = datetime(2026, 10, 5, tzinfo=UTC)
+
+
+class Engine:
+    """One sandbox's workload, which runs, and its supervisor."""
+
+    def __init__(self, supervisor: ContainerStatus | None) -> None:
+        self._supervisor = supervisor
+
+    async def list_containers(self, _: object) -> list[Any]:
+        states = {"w": ContainerStatus.RUNNING, "s": self._supervisor}
+        return [SimpleNamespace(container_id=each, status=status) for each, status in states.items() if status]
+
+    async def inspect_container(self, _: str) -> Any:
+        return SimpleNamespace(status=ContainerStatus.RUNNING, finished_at=None)
+
+
+def _record(**changes: Any) -> SandboxRecord:
+    values = {"phase": RecordPhase.ACTIVE, "workload_id": "w", "supervisor_id": "s"} | changes
+    return SandboxRecord(sandbox_id="sb-1", name="n", workspace="w", changed_at=AT, **cast("Any", values))
+
+
+@pytest.mark.parametrize(
+    ("supervisor", "status"),
+    [
+        (ContainerStatus.RUNNING, ConditionStatus.TRUE),
+        (ContainerStatus.EXITED, ConditionStatus.UNKNOWN),
+        (None, ConditionStatus.UNKNOWN),
+    ],
+)
+async def test_a_sandbox_whose_supervisor_is_gone_is_not_shown_as_ready(
+    tmp_path: Path, supervisor: ContainerStatus | None, status: ConditionStatus
+) -> None:
+    store = RecordStore(tmp_path / "n")
+    store.open()
+    store.save(_record())
+    (view,) = (await look(store, "n", cast("Any", Engine(supervisor)))).views
+    assert view.ready.status is status
+    assert ("is not running" in view.ready.message) is (status is ConditionStatus.UNKNOWN)
+
+
+def test_a_dead_sandbox_is_not_shown_as_active() -> None:
+    assert _record().shown_phase == "active"
+    assert _record(failure=Failure(reason="r", message="m", at=AT)).shown_phase == "ended"
