@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.errors import DriverError
@@ -82,7 +81,7 @@ def judge_bind_mounts(config: DriverConfig) -> list[Finding]:
 
 async def judge_running_driver(socket: Path) -> list[Finding]:
     """What a driver that serves on the socket says of its health; nothing where nobody does."""
-    if not await asyncio.to_thread(socket.is_socket):
+    if not _is_socket(socket):
         return []
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -101,3 +100,7 @@ async def judge_running_driver(socket: Path) -> list[Finding]:
     if answer.status == health_pb2.HealthCheckResponse.SERVING:
         return [ok("driver", "it runs and observes its engine")]
     return [hint("driver", "it runs and does not reach its engine now", "see the rows of the engine, and its log")]
+
+
+def _is_socket(path: Path) -> bool:
+    return path.is_socket()
