@@ -1,4 +1,4 @@
-"""What surrounds every RPC: the caller's trace in the log, a line at debug level, and the metrics."""
+"""What surrounds every RPC: the caller's trace in the log, a line at debug level, the metrics, and bytes that decode."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from driver_docker.metrics import OTHER_METHOD, Metrics
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
@@ -53,17 +54,22 @@ class RpcObserver(grpc.aio.ServerInterceptor):
         method = name if name in METHODS else OTHER_METHOD
         if handler.unary_unary is not None:
             return grpc.unary_unary_rpc_method_handler(
-                self._unary(handler.unary_unary, method), handler.request_deserializer, handler.response_serializer
+                self._unary(handler.unary_unary, method),
+                _reading(handler.request_deserializer),
+                handler.response_serializer,
             )
         if handler.unary_stream is not None:
             return grpc.unary_stream_rpc_method_handler(
-                self._stream(handler.unary_stream, method), handler.request_deserializer, handler.response_serializer
+                self._stream(handler.unary_stream, method),
+                _reading(handler.request_deserializer),
+                handler.response_serializer,
             )
         return handler
 
     def _unary(self, behaviour: Callable[[Any, Any], Awaitable[Any]], method: str) -> Any:
         async def observed(request: Any, context: Any) -> Any:
             with self._around(context, method, timed=True):
+                await _refuse_undecoded(request, context)
                 return await behaviour(request, context)
 
         return observed
@@ -71,10 +77,12 @@ class RpcObserver(grpc.aio.ServerInterceptor):
     def _stream(self, behaviour: Callable[[Any, Any], Any], method: str) -> Any:
         async def written(request: Any, context: Any) -> None:
             with self._around(context, method, timed=False):
+                await _refuse_undecoded(request, context)
                 await behaviour(request, context)
 
         async def yielded(request: Any, context: Any) -> AsyncIterator[Any]:
             with self._around(context, method, timed=False):
+                await _refuse_undecoded(request, context)
                 async for message in behaviour(request, context):
                     yield message
 
@@ -100,6 +108,31 @@ class RpcObserver(grpc.aio.ServerInterceptor):
                 if timed:
                     self._metrics.rpc_seconds.labels(method).observe(seconds)
                 self._log.debug("rpc", method=method, status=status.name, milliseconds=round(seconds * 1000, 1))
+
+
+class _Undecoded:
+    """Stands for a request whose bytes are none, until its handler can say so: the library would answer UNKNOWN."""
+
+
+def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return _Undecoded()
+
+    return read
+
+
+async def _refuse_undecoded(request: Any, context: Any) -> None:
+    if isinstance(request, _Undecoded):
+        await context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the request cannot be decoded: it is not this method's protobuf message, or it is nested too deeply",
+        )
 
 
 def _code(context: Any, default: grpc.StatusCode) -> grpc.StatusCode:

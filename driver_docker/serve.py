@@ -44,9 +44,12 @@ if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
     from driver_docker.engine import Engine
     from driver_docker.events import WatchEvent
+    from driver_docker.open_rpcs import OpenRpcs
     from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 
 _DRAIN_SECONDS: Final = 1.0
+_LAST_ANSWERS_SECONDS: Final = 0.5
+"""For sending the words that RPCs end with; a peer that does not read gets none."""
 _ABANDON_SECONDS: Final = 2.5
 _END_SECONDS: Final = 1.0
 _TIDY_SECONDS: Final = 1.0
@@ -141,15 +144,14 @@ class Driver:
         background.spawn(observer.follow(), name="engine events")
         background.spawn(observer.look_now_and_then(), name="slow look")
         background.spawn(self._warm_up(), name="warm up")
-        self._server = make_server(
-            ComputeDriverService(services, self.lifecycle, self.hub), interceptors=(RpcObserver(self.metrics),)
-        )
+        service = ComputeDriverService(services, self.lifecycle, self.hub)
+        self._server = make_server(service, interceptors=(RpcObserver(self.metrics),))
         self._health.add_to(self._server)
         self._server.add_insecure_port(bind.address)
         bind.restrict()
         await observer.connected()
         await self._server.start()
-        self._stack.push_async_callback(self._stop_serving)
+        self._stack.push_async_callback(self._stop_serving, service.open_rpcs)
 
     async def _warm_up(self) -> None:
         """Have the newest images and the runtime before the first sandbox needs them.
@@ -182,10 +184,10 @@ class Driver:
         else:
             self._log.error("task failed unexpectedly", task=name, exc_info=error)
 
-    async def _stop_serving(self) -> None:
+    async def _stop_serving(self, open_rpcs: OpenRpcs) -> None:
         await self._health.ending()
         self.hub.close()
-        await self._server.stop(_DRAIN_SECONDS)
+        await stop_server(self._server, open_rpcs)
         try:
             async with asyncio.timeout(_ABANDON_SECONDS):
                 await self.lifecycle.abandon_launches()
@@ -217,6 +219,22 @@ class Driver:
     async def __aexit__(self, *exc_info: object) -> None:
         """Tidy up and end."""
         await self._stack.aclose()
+
+
+async def stop_server(server: grpc.aio.Server, open_rpcs: OpenRpcs) -> None:
+    """Take no more RPCs, let those under way end, and then end them.
+
+    Bounded, whatever peers do: the library's own stop waits for as long as a peer does not read what it was sent.
+    """
+    stopping = asyncio.create_task(server.stop(_DRAIN_SECONDS + _LAST_ANSWERS_SECONDS), name="stop serving")
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            await open_rpcs.drained()
+    open_rpcs.end()
+    await asyncio.wait({stopping}, timeout=_LAST_ANSWERS_SECONDS)
+    if not stopping.done():
+        stopping.cancel()
+        await asyncio.wait({stopping}, timeout=_LAST_ANSWERS_SECONDS)
 
 
 async def serve(config: DriverConfig, *, announce: Callable[[str], None]) -> None:

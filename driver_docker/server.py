@@ -17,13 +17,14 @@ from driver_docker.errors import (
     public_text,
 )
 from driver_docker.older_generation import listener_requirements_handler
+from driver_docker.open_rpcs import OpenRpcs
 from driver_docker.requests import decode_launch, decode_sandbox
 from driver_docker.sandbox_ids import is_sandbox_id
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
 from openshell.wire.compute.v1 import compute_driver_pb2_grpc as pb_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Coroutine
 
     from driver_docker.config import DriverConfig
     from driver_docker.lifecycle import Lifecycle
@@ -59,6 +60,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
         self._services = services
         self._lifecycle = lifecycle
         self._hub = hub
+        self.open_rpcs = OpenRpcs()
         self._capabilities = encode.capabilities(services.config, services.engine.info)
         self._log = structlog.get_logger("rpc")
 
@@ -184,6 +186,7 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
             return [encode.watch_event(services.snapshot(each), older_gateway=older) for each in services.table]
 
         try:
+            self.open_rpcs.admit_watch(context)
             with self._hub.subscribe() as reader:
                 # At once: a client may wait for them before it takes the stream for open, and with no sandbox here
                 # the first event may be hours away.
@@ -223,9 +226,9 @@ class ComputeDriverService(pb_grpc.ComputeDriverServicer):
             allow_driver_config=self._config.allow_driver_config,
         )
 
-    async def _answer(self, context: Context, call: Awaitable[Result]) -> Result:
+    async def _answer(self, context: Context, call: Coroutine[Any, Any, Result]) -> Result:
         try:
-            return await call
+            return await self.open_rpcs.answer(call)
         except DriverError as error:
             await self._refuse(context, error)
         except asyncio.CancelledError:

@@ -75,6 +75,9 @@ class Watcher:
         self._takes = takes
         self._has_all = asyncio.Event()
 
+    def add_done_callback(self, _: object) -> None:
+        pass
+
     async def send_initial_metadata(self, _: object) -> None:
         pass
 
