@@ -1,4 +1,4 @@
-"""What surrounds every RPC: the caller's trace in the log, a line at debug level, the metrics, and bytes that decode."""
+"""What surrounds every RPC: the caller's trace in the log, a line at debug level, the metrics, bytes that decode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How open RPCs end with the driver, and how many watches there may be: over real sockets, with peers that do not read."""
+"""How open RPCs end with the driver, and how many watches there may be: over real sockets, with stalled peers."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_bytes_that_are_no_request_are_refused_as_an_invalid_argument(tmp_
     async with served(tmp_path), grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
         for method in ("CreateSandbox", "StopSandbox", "WatchSandboxes"):
             path = f"/openshell.compute.v1.ComputeDriver/{method}"
-            call: Any = channel.unary_stream(path)(b"\xff\xff\xff")
+            call: Any = cast("Any", channel).unary_stream(path)(b"\xff\xff\xff")
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call.read()
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
