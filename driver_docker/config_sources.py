@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from driver_docker.config import DriverConfig
 from driver_docker.errors import ConfigurationError
+from driver_docker.regular_file import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,10 +121,11 @@ def _json_table(key: str, text: str) -> Any:
 
 def _from_file(file: Path) -> dict[str, Any]:
     try:
-        with file.open("rb") as stream:
-            return tomllib.load(stream)
+        return tomllib.loads(read_regular(file).decode())
     except OSError as error:
         raise ConfigurationError(f"configuration file {file} cannot be read: {error.strerror}") from error
+    except RecursionError:
+        raise ConfigurationError(f"configuration file {file} is nested too deeply") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"configuration file {file} is not TOML: {error}") from error
 

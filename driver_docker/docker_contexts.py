@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from driver_docker.engine_tls import EngineTls, is_there
 from driver_docker.errors import ConfigurationError
+from driver_docker.regular_file import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,6 +82,8 @@ def read_context(name: str, environment: Mapping[str, str], *, named_by: str) ->
 
 
 def _read(file: Path) -> dict[str, Any]:
-    with file.open("rb") as stream:
-        body = json.loads(stream.read(_MAX_BYTES))
+    try:
+        body = json.loads(read_regular(file, limit_bytes=_MAX_BYTES))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     return body if isinstance(body, dict) else {}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from driver_docker.atomic_file import replace_file
 from driver_docker.errors import RecordError
+from driver_docker.regular_file import read_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +106,7 @@ class ExitJournal:
             RecordError: The file is there and cannot be read.
         """
         try:
-            lines = self._file.read_bytes().splitlines()
+            lines = read_regular(self._file).splitlines()
         except FileNotFoundError:
             return ()
         except OSError as error:
@@ -116,7 +117,7 @@ class ExitJournal:
         return tuple(found[-limit:])
 
     def _shorten(self) -> None:
-        data = self._file.read_bytes()
+        data = read_regular(self._file)
         lines = data.splitlines(keepends=True)
         if len(data) <= 2 * MAX_BYTES and len(lines) <= 2 * MAX_ENTRIES:
             return
@@ -131,7 +132,7 @@ class ExitJournal:
 
 
 def _decode(line: bytes) -> JournalEntry | None:
-    with contextlib.suppress(ValueError, KeyError, TypeError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         body = json.loads(line)
         return JournalEntry(
             at=datetime.fromisoformat(body["at"]),

@@ -33,6 +33,7 @@ from driver_docker.findings import (
 from driver_docker.image_reference import parse_reference
 from driver_docker.platforms import check_platform
 from driver_docker.preflight_keys import judge_app_armor, judge_backend, judge_bind_mounts, judge_running_driver
+from driver_docker.regular_file import read_regular
 from driver_docker.supervisor_files import SupervisorFileError, read_supervisor_files
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def folder_cure(folder: Path, flag: str) -> str:
 def judge_ca(file: Path) -> Finding:
     """The CA that supervisors trust for the gateway."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=file.read_text("ascii"))
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=read_regular(file).decode("ascii"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no PEM certificate"
         return fault(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from driver_docker.atomic_file import is_scratch, replace_file
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import JOURNAL_FILE
+from driver_docker.regular_file import read_regular
 from driver_docker.sandbox_ids import is_sandbox_id
 from driver_docker.sandbox_record import SandboxRecord, decode, encode
 
@@ -141,7 +142,7 @@ class RecordStore:
         """
         file = self._directory / _OWNER_FILE
         try:
-            name = file.read_text(encoding="ascii").strip()
+            name = read_regular(file).decode("ascii").strip()
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
@@ -182,7 +183,7 @@ class RecordStore:
         for sandbox_id in sorted(entry.name for entry in entries if is_sandbox_id(entry.name)):
             file = self._directory / sandbox_id / RECORD_FILE
             try:
-                records.append(decode(file.read_bytes(), sandbox_id))
+                records.append(decode(read_regular(file), sandbox_id))
             except FileNotFoundError:
                 without.append(sandbox_id)
             except (OSError, ValueError) as error:
@@ -265,7 +266,7 @@ class RecordStore:
             RecordError: It is there and cannot be read.
         """
         try:
-            return (self._folder(sandbox_id) / name).read_bytes()
+            return read_regular(self._folder(sandbox_id) / name)
         except FileNotFoundError:
             return None
         except OSError as error:

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 from driver_docker.errors import DriverError
 from driver_docker.image_reference import DEFAULT_REGISTRY
+from driver_docker.regular_file import read_regular
 from driver_docker.workers import run_aside
 from openshell.status import StatusCode
 
@@ -131,8 +132,7 @@ class RegistryLogins:
         if self.file is None:
             return {}
         try:
-            with self.file.open("rb") as stream:
-                content = stream.read(MAX_FILE_BYTES + 1)
+            content = read_regular(self.file, limit_bytes=MAX_FILE_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from driver_docker.engine_address import engine_is_local
 from driver_docker.errors import ProvisioningError
 from driver_docker.isolation_backends import Delegation, supervisor_binds
+from driver_docker.regular_file import read_regular
 from driver_docker.upstream_proxy import spiffe_binds
 from openshell.isolation.documents import DocumentError, TransportTls
 from openshell.status import StatusCode
@@ -108,8 +109,7 @@ def _read(key: str, file: Path | None, *, limit: int) -> bytes | None:
     if file is None:
         return None
     try:
-        with file.open("rb") as stream:
-            content = stream.read(limit + 1)
+        content = read_regular(file, limit_bytes=limit + 1)
     except OSError as error:
         raise SupervisorFileError(f"{key} {file} cannot be read: {error.strerror}") from error
     if not content.strip():

@@ -140,7 +140,7 @@ def test_a_record_that_the_disk_does_not_give_is_not_absent(
     def fail(_: Path) -> bytes:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", fail)
+    monkeypatch.setattr("driver_docker.records.read_regular", fail)
     stored = store.load()
     assert (stored.records, stored.without) == ((), ())
     assert "Too many open files" in stored.unreadable[0].why
@@ -180,7 +180,7 @@ def test_verdicts_that_cannot_be_read_now_are_not_replaced(store: RecordStore, m
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as broken:
-        broken.setattr("pathlib.Path.read_bytes", fail)
+        broken.setattr("driver_docker.records.read_regular", fail)
         with pytest.raises(RecordError, match="Input/output error"):
             store.add_exit("sb-1", verdict={}, message="second", tail="", at=AT)
     assert [entry["message"] for entry in store.exits("sb-1")] == ["first"]
