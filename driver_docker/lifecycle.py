@@ -256,7 +256,10 @@ class Lifecycle:
             self._exits.ended(sandbox, Component.WORKLOAD)
 
     def resume(self, sandbox: Sandbox) -> None:
-        """Go on with what an outage or the end of an earlier driver has interrupted. Returns at once."""
+        """Go on with what an outage or the end of an earlier driver has interrupted. Returns at once.
+
+        A sandbox that is stopped is stopped again, where somebody has started its workload.
+        """
         if sandbox.lock.locked():
             return  # somebody is at it
         phase, name = sandbox.record.phase, f"resume {sandbox.sandbox_id}"
@@ -264,6 +267,8 @@ class Lifecycle:
             self._starter.resume(sandbox)
         elif phase is RecordPhase.STOPPING:
             self._background.spawn(self._stopper.resume(sandbox), name=name)
+        elif phase is RecordPhase.STOPPED:
+            self._background.spawn(self._stopper.stop_again(sandbox), name=name)
         elif phase is RecordPhase.DELETING:
             self._background.spawn(self._resume_delete(sandbox), name=name)
         elif phase is RecordPhase.FAILED:

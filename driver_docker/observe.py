@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import events, labels
 from driver_docker.engine import EngineError, EngineUnreachableError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.sandbox_record import RecordPhase
 from openshell.verdicts import Component
 
@@ -133,7 +134,11 @@ class Observer:
         sandbox = self._services.table.by_id(event.attributes.get(labels.SANDBOX_ID, ""))
         if sandbox is None or event.object_id not in sandbox.container_ids:
             return  # of an earlier run, or of somebody else
-        if sandbox.is_old(event, stream=self._services.event_stream) or event.action == "start":
+        if sandbox.is_old(event, stream=self._services.event_stream):
+            return
+        if event.action == "start":
+            if event.object_id == sandbox.record.workload_id and sandbox.record.phase is RecordPhase.STOPPED:
+                self._lifecycle.resume(sandbox)
             return
         sandbox.add_event(event)
         if event.object_id in sandbox.intentional:
@@ -142,8 +147,11 @@ class Observer:
             self._exits.look(sandbox)
         elif event.action == "oom":
             self._tell_oom(sandbox, event)
-        elif event.action in {"pause", "unpause"} and event.object_id == sandbox.record.workload_id:
-            self._background.spawn(self._look_again(sandbox), name=f"look at {sandbox.sandbox_id}")
+        elif event.action in {"pause", "unpause"}:
+            if event.object_id == sandbox.record.workload_id:
+                self._background.spawn(self._look_again(sandbox), name=f"look at {sandbox.sandbox_id}")
+            elif sandbox.note_supervisor(paused=event.action == "pause"):
+                self._services.publish_snapshot(sandbox)
 
     def _tell_oom(self, sandbox: Sandbox, event: EngineEvent) -> None:
         """Any process of the container may have been the victim, so this is no exit, and the phase stays."""
@@ -189,7 +197,11 @@ class Observer:
             elif phase is RecordPhase.FAILED:
                 if not sandbox.cleared or any(row.labels.get(labels.SANDBOX_ID) == sandbox.sandbox_id for row in rows):
                     self._lifecycle.resume(sandbox)
-            elif phase is not RecordPhase.STOPPED:
+            elif phase is RecordPhase.STOPPED:
+                workload = by_id.get(sandbox.record.workload_id)
+                if workload is not None and workload.status.is_alive:
+                    self._lifecycle.resume(sandbox)
+            else:
                 sandbox.notify()
                 self._lifecycle.resume(sandbox)
         return found
@@ -210,8 +222,12 @@ class Observer:
                 self._exits.ended(sandbox, Component.WORKLOAD if workload_ended else Component.SUPERVISOR)
             return untold
         seen = sandbox.workload
+        paused = supervisor is not None and supervisor.status is ContainerStatus.PAUSED
+        untold = sandbox.note_supervisor(paused=paused)
+        if untold:
+            self._services.publish_snapshot(sandbox)
         if workload is None or (seen is not None and seen.status is workload.status):
-            return False
+            return untold
         try:
             await self._lifecycle.refresh(sandbox)
         except EngineUnreachableError:

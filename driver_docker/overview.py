@@ -100,7 +100,8 @@ async def _view(
         except EngineAbsentError:
             workload = None
     supervisor = _state(record.supervisor_id, states)
-    snapshot = take_snapshot(record, workload, namespace=namespace)
+    paused = supervisor == ContainerStatus.PAUSED
+    snapshot = take_snapshot(record, workload, namespace=namespace, supervisor_paused=paused)
     ready = next(condition for condition in snapshot.conditions if condition.type == READY)
     if ready.status is ConditionStatus.TRUE and supervisor not in _ALIVE:
         ready = replace(

@@ -168,8 +168,11 @@ class Provisioner:
         except EngineError as error:
             services.log_of(sandbox).error("failed launch not removed yet", error=error.message)
             return
+        told = sandbox.record.workload_id
         sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
         await services.save_quietly(sandbox)
+        if told:
+            services.publish_snapshot(sandbox)  # it names a container no more
         sandbox.cleared = files_gone
 
 

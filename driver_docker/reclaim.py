@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels, log_secrets
 from driver_docker.engine import EngineAbsentError, EngineError, EngineUnreachableError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import DriverError, RecordError
 from driver_docker.lifecycle import interrupted
 from driver_docker.records import AUTH_FILE, LAUNCH_FILES
@@ -138,7 +139,7 @@ async def _miss_supervisor(services: Services, sandbox: Sandbox) -> None:
         return
     if record.supervisor_id:
         try:
-            await services.engine.inspect_container(record.supervisor_id)
+            supervisor = await services.engine.inspect_container(record.supervisor_id)
         except EngineUnreachableError:
             raise
         except EngineAbsentError:
@@ -147,6 +148,7 @@ async def _miss_supervisor(services: Services, sandbox: Sandbox) -> None:
             services.log_of(sandbox).warning("supervisor could not be looked at", error=error.message)
             return
         else:
+            sandbox.note_supervisor(paused=supervisor.status is ContainerStatus.PAUSED)
             return  # running, or ended with evidence of why
     sandbox.record = record.changed(now(), phase=RecordPhase.STARTING, supervisor_id="")
     await services.save_quietly(sandbox)

@@ -42,6 +42,8 @@ class Sandbox:
     """The last inspect of the workload container."""
     events: dict[str, list[EngineEvent]] = field(default_factory=dict)
     """The engine's events of its current containers, by container id."""
+    paused: set[str] = field(default_factory=set)
+    """Supervisors that somebody has paused; of a workload its facts say so."""
     intentional: set[str] = field(default_factory=set)
     """Containers that the driver itself is ending: their exits are no news."""
     judged: set[str] = field(default_factory=set)
@@ -70,6 +72,21 @@ class Sandbox:
         """The current workload and supervisor; anything else with this sandbox's label is of an earlier run."""
         return frozenset({self.record.workload_id, self.record.supervisor_id} - {""})
 
+    @property
+    def supervisor_is_paused(self) -> bool:
+        """Whether somebody has paused its current supervisor."""
+        return self.record.supervisor_id in self.paused
+
+    def note_supervisor(self, *, paused: bool) -> bool:
+        """Note whether its current supervisor is paused; whether that is another answer than before."""
+        if paused == self.supervisor_is_paused:
+            return False
+        if paused:
+            self.paused.add(self.record.supervisor_id)
+        else:
+            self.paused.discard(self.record.supervisor_id)
+        return True
+
     def begin_run(self, container_id: str, *, stream: int) -> None:
         """Forget what was seen of a workload's earlier run, right before it is started again.
 
@@ -91,6 +108,7 @@ class Sandbox:
         self.intentional.discard(container_id)
         self.judged.discard(container_id)
         self.fenced.pop(container_id, None)
+        self.paused.discard(container_id)
 
     def is_old(self, event: EngineEvent, *, stream: int) -> bool:
         """Whether an event is of a container's earlier run. The engine tells the end of a run before the next start.

@@ -75,7 +75,12 @@ class Services:
 
     def snapshot(self, sandbox: Sandbox) -> Snapshot:
         """The observable state of a sandbox now."""
-        return take_snapshot(sandbox.record, sandbox.workload, namespace=self.owner.namespace)
+        return take_snapshot(
+            sandbox.record,
+            sandbox.workload,
+            namespace=self.owner.namespace,
+            supervisor_paused=sandbox.supervisor_is_paused,
+        )
 
     def publish_snapshot(self, sandbox: Sandbox) -> None:
         """Tell watchers the state of a sandbox."""

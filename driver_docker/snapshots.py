@@ -38,13 +38,16 @@ _BY_STATUS: Final = {
 }
 
 
-def take_snapshot(record: SandboxRecord, workload: ContainerFacts | None, *, namespace: str) -> Snapshot:
+def take_snapshot(
+    record: SandboxRecord, workload: ContainerFacts | None, *, namespace: str, supervisor_paused: bool = False
+) -> Snapshot:
     """The observable state of one sandbox.
 
     Args:
         record: What the driver decided about it.
         workload: The last inspect of its container, where there is one.
         namespace: The driver's namespace.
+        supervisor_paused: Whether somebody has paused its supervisor.
     """
     # Somebody else's removal, until it is told as the failure that it is.
     removing = workload is not None and workload.status is ContainerStatus.REMOVING and record.failure is None
@@ -55,13 +58,15 @@ def take_snapshot(record: SandboxRecord, workload: ContainerFacts | None, *, nam
         workspace=record.workspace,
         container_name=record.container_name,
         container_id=record.workload_id,
-        conditions=_conditions(record, workload),
+        conditions=_conditions(record, workload, supervisor_paused=supervisor_paused),
         deleting=record.phase is RecordPhase.DELETING or removing,
     )
 
 
-def _conditions(record: SandboxRecord, workload: ContainerFacts | None) -> tuple[Condition, ...]:
-    status, reason, message = _ready(record, workload)
+def _conditions(
+    record: SandboxRecord, workload: ContainerFacts | None, *, supervisor_paused: bool
+) -> tuple[Condition, ...]:
+    status, reason, message = _ready(record, workload, supervisor_paused=supervisor_paused)
     ready = Condition(
         type=READY, status=status, reason=reason, message=message, transition_time=_since(record, workload, reason)
     )
@@ -77,7 +82,9 @@ def _conditions(record: SandboxRecord, workload: ContainerFacts | None) -> tuple
     return (ready, suspended)
 
 
-def _ready(record: SandboxRecord, workload: ContainerFacts | None) -> tuple[ConditionStatus, str, str]:
+def _ready(
+    record: SandboxRecord, workload: ContainerFacts | None, *, supervisor_paused: bool
+) -> tuple[ConditionStatus, str, str]:
     if record.phase is RecordPhase.DELETING:
         return ConditionStatus.FALSE, Reason.DELETING, "the sandbox is being deleted"
     if record.phase is RecordPhase.STOPPED:
@@ -90,6 +97,8 @@ def _ready(record: SandboxRecord, workload: ContainerFacts | None) -> tuple[Cond
         return ConditionStatus.FALSE, record.failure.reason, record.failure.message
     if record.phase is RecordPhase.PROVISIONING or workload is None:
         return ConditionStatus.FALSE, Reason.STARTING, "the sandbox is being provisioned"
+    if supervisor_paused and workload.status is ContainerStatus.RUNNING:
+        return ConditionStatus.UNKNOWN, Reason.CONTAINER_PAUSED, "the supervisor container is paused"
     return _BY_STATUS[workload.status]
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from driver_docker import events
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError, EngineRefusedError
 from driver_docker.engine_objects import ContainerStatus
-from driver_docker.errors import RecordError, SandboxNotFoundError
+from driver_docker.errors import DriverError, RecordError, SandboxNotFoundError
 from driver_docker.sandbox_record import RecordPhase
 from driver_docker.services import now
 from driver_docker.teardown import remove_auxiliaries, stop_workload
@@ -136,6 +137,25 @@ class Stopper:
                 self._gone(sandbox)
             except EngineError as error:
                 self._services.log_of(sandbox).warning("stop not complete yet", error=error.message)
+
+    async def stop_again(self, sandbox: Sandbox) -> None:
+        """Stop a workload that somebody started while its sandbox was stopped; where this fails, a look tries again."""
+        services = self._services
+        async with sandbox.lock:
+            record = sandbox.record
+            if record.phase is not RecordPhase.STOPPED or not services.table.holds(sandbox):
+                return
+            try:
+                if not (await self._engine.inspect_container(record.workload_id)).status.is_alive:
+                    return
+                message = "somebody started the workload container while the sandbox was stopped; it is stopped again"
+                services.log_of(sandbox).warning(message)
+                services.publish(
+                    events.warning(sandbox.sandbox_id, now(), reason="StartedWhileStopped", message=message)
+                )
+                await self.stop(sandbox)
+            except DriverError as error:
+                services.log_of(sandbox).warning("workload not stopped again yet", error=error.message)
 
     def _gone(self, sandbox: Sandbox) -> SandboxNotFoundError:
         """What to answer where the workload container is gone; its end is news, unless the sandbox was stopped."""

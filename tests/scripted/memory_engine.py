@@ -44,6 +44,12 @@ NAMESPACE = "memory"
 WORKLOAD, SUPERVISOR = "workload", "supervisor"
 
 
+def engine_event(action: str, container: str, sandbox_id: str = "sb", **attributes: str) -> EngineEvent:
+    """An event of a container, as the engine tells it."""
+    attributes[labels.SANDBOX_ID] = sandbox_id
+    return EngineEvent(kind="container", action=action, object_id=container, attributes=attributes, time=AT)
+
+
 class MemoryStream:
     """An event stream that a test feeds; told nothing, it is as silent as one that is dead."""
 
@@ -52,10 +58,7 @@ class MemoryStream:
 
     def tell(self, action: str, container: str, sandbox_id: str = "sb", **attributes: str) -> None:
         """Have an event of a container."""
-        attributes[labels.SANDBOX_ID] = sandbox_id
-        self._events.put_nowait(
-            EngineEvent(kind="container", action=action, object_id=container, attributes=attributes, time=AT)
-        )
+        self._events.put_nowait(engine_event(action, container, sandbox_id, **attributes))
 
     async def __aiter__(self) -> AsyncIterator[EngineEvent]:
         while True:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, MemoryStream, memory_driver
+from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, engine_event, memory_driver
 
 from driver_docker.engine import EngineError, EngineRefusedError, EngineTimeoutError
 from driver_docker.engine_objects import ContainerStatus
@@ -106,13 +106,8 @@ async def test_a_ready_workload_that_is_removed_by_force_is_told_as_removed(driv
     sandbox = await driver.active()
     driver.engine.change(WORKLOAD, status=ContainerStatus.REMOVING, exit_code=137, finished_at=AT)
     observer = driver.observer()
-    told = MemoryStream()
-    told.tell("kill", WORKLOAD, signal="9")
-    told.tell("die", WORKLOAD, exitCode="137")
-    async for event in told:
-        observer.take(event)
-        if event.action == "die":
-            break
+    observer.take(engine_event("kill", WORKLOAD, signal="9"))
+    observer.take(engine_event("die", WORKLOAD, exitCode="137"))
     await driver.settle()
     assert _verdicts(driver) == [f"workload {VerdictKind.REMOVED}"]
     assert sandbox.record.failure is not None

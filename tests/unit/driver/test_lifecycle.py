@@ -23,7 +23,7 @@ from driver_docker.engine import (
 )
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import PreconditionError, RecordError
-from driver_docker.events import ConditionStatus, PlatformEvent
+from driver_docker.events import ConditionStatus, PlatformEvent, Snapshot
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
 from driver_docker.records import LAUNCH_FILES
@@ -190,6 +190,17 @@ async def test_a_supervisor_that_was_ready_before_the_driver_saw_it_costs_nobody
                 ("stop_container", entry.record.workload_id),
                 ("remove_container", entry.record.supervisor_id),
             ]
+
+
+async def test_watch_and_list_agree_on_a_sandbox_whose_launch_failed(tmp_path: Path) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        driver.engine.refuse = lambda call, _: EngineRefusedError("no") if call == "start_container" else None
+        await _create(driver, lifecycle)
+        await driver.settle()
+        told = [event for event in driver.told if isinstance(event, Snapshot)]
+        assert any(each.container_id for each in told)
+        assert told[-1].container_id == ""
+        assert (told[-1],) == await lifecycle.list()
 
 
 async def test_a_reservation_that_is_cut_leaves_no_record(tmp_path: Path) -> None:

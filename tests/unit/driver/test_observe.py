@@ -7,11 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
-from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver
+from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, engine_event, memory_driver
 
-from driver_docker.engine import EngineError, EngineUnreachableError
+from driver_docker.engine import EngineError, EngineRefusedError, EngineUnreachableError
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.events import PlatformEvent
+from driver_docker.sandbox_record import RecordPhase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -110,6 +111,63 @@ async def test_a_stream_that_told_of_an_end_is_believed(driver: MemoryDriver) ->
         await driver.settle()
         assert not await observer.look_at_all()
     await driver.settle()
+
+
+@pytest.mark.parametrize("seen", ["event", "look"])
+async def test_a_stopped_sandbox_that_somebody_starts_is_stopped_again(driver: MemoryDriver, seen: str) -> None:
+    sandbox = await driver.active(phase=RecordPhase.STOPPED, supervisor_id="")
+    del driver.engine.containers[SUPERVISOR]
+    observer = driver.observer()
+    if seen == "look":
+        await observer.look_at_all()
+    else:
+        observer.take(engine_event("start", WORKLOAD))
+    await driver.settle()
+    assert driver.engine.containers[WORKLOAD].status is ContainerStatus.EXITED
+    assert sandbox.record.phase is RecordPhase.STOPPED
+    assert [event.reason for event in driver.told if isinstance(event, PlatformEvent)] == ["StartedWhileStopped"]
+    driver.told.clear()
+    await observer.look_at_all()
+    observer.take(engine_event("start", WORKLOAD))  # told late
+    await driver.settle()
+    assert driver.told == []
+
+
+async def test_a_stop_of_a_stopped_sandbox_that_the_engine_refuses_is_tried_again(driver: MemoryDriver) -> None:
+    sandbox = await driver.active(phase=RecordPhase.STOPPED, supervisor_id="")
+    observer = driver.observer()
+    driver.engine.refuse = lambda call, _: EngineRefusedError("no") if call == "stop_container" else None
+    await observer.look_at_all()
+    await driver.settle()
+    ready = driver.services.snapshot(sandbox).conditions[0]
+    assert (ready.status, ready.reason) == ("Unknown", "ContainerStopped")
+    driver.engine.refuse = lambda *_: None
+    await observer.look_at_all()
+    await driver.settle()
+    assert driver.engine.containers[WORKLOAD].status is ContainerStatus.EXITED
+    assert sandbox.record.phase is RecordPhase.STOPPED
+
+
+@pytest.mark.parametrize("seen", ["event", "look"])
+async def test_a_paused_supervisor_is_not_ready(driver: MemoryDriver, seen: str) -> None:
+    sandbox = await driver.active()
+    observer = driver.observer()
+    await observer.look_at_all()
+    for action, status, told in (
+        ("pause", ContainerStatus.PAUSED, ("Unknown", "ContainerPaused", "the supervisor container is paused")),
+        ("unpause", ContainerStatus.RUNNING, ("True", "BackendReady", "workload and supervisor are running")),
+    ):
+        driver.told.clear()
+        driver.engine.change(SUPERVISOR, status=status)
+        if seen == "look":
+            assert await observer.look_at_all()
+        else:
+            observer.take(engine_event(action, SUPERVISOR))
+            assert not await observer.look_at_all()
+        (snapshot,) = driver.told
+        assert snapshot == driver.services.snapshot(sandbox)
+        (ready,) = driver.services.snapshot(sandbox).conditions
+        assert (ready.status, ready.reason, ready.message) == told
 
 
 async def _slow(driver: MemoryDriver, look: Callable[[], Coroutine[None, None, None]]) -> None:

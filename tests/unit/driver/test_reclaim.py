@@ -9,6 +9,7 @@ import pytest
 from scripted.memory_engine import SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver, record
 
 from driver_docker.engine import EngineRefusedError
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import SandboxExistsError, SandboxNotFoundError, UnreadableRecordError
 from driver_docker.reclaim import reclaim
 from driver_docker.records import LAUNCH_FILES, RECORD_FILE
@@ -179,6 +180,16 @@ async def test_a_container_that_cannot_be_looked_at_keeps_no_driver_from_coming_
     (sandbox,) = services.table
     assert sandbox.workload is not None
     assert sandbox.record.failure is None
+
+
+async def test_a_supervisor_that_was_paused_while_no_driver_ran_is_told_as_paused(driver: MemoryDriver) -> None:
+    services = driver.services
+    services.store.save(record())
+    driver.hold(WORKLOAD)
+    driver.hold(SUPERVISOR, status=ContainerStatus.PAUSED)
+    await reclaim(services)
+    (sandbox,) = services.table
+    assert services.snapshot(sandbox).conditions[0].reason == "ContainerPaused"
 
 
 async def test_a_twin_never_stands_in_for_the_recorded_container(driver: MemoryDriver) -> None:
