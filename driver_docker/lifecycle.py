@@ -183,7 +183,7 @@ class Lifecycle:
     async def _remove(self, sandbox: Sandbox) -> None:
         services = self._services
         await services.save_quietly(sandbox)
-        await remove_sandbox(self._engine, services.owner, sandbox.sandbox_id)
+        await remove_sandbox(self._engine, services.owner, sandbox.sandbox_id, sandbox.container_ids)
         await services.remove_record(sandbox.sandbox_id)
         services.publish(events.Deleted(sandbox_id=sandbox.sandbox_id))
         services.log_of(sandbox).info("sandbox deleted")

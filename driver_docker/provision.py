@@ -164,7 +164,7 @@ class Provisioner:
         services = self._services
         files_gone = await services.remove_files(sandbox, LAUNCH_FILES)  # secrets go even while the engine is away
         try:
-            await remove_sandbox(services.engine, services.owner, sandbox.sandbox_id)
+            await remove_sandbox(services.engine, services.owner, sandbox.sandbox_id, sandbox.container_ids)
         except EngineError as error:
             services.log_of(sandbox).error("failed launch not removed yet", error=error.message)
             return

@@ -96,8 +96,9 @@ async def _tolerant(services: Services, what: str, removal: Awaitable[object]) -
 
 async def _take_over(services: Services, record: SandboxRecord) -> None:
     sandbox = services.table.add(record)
+    containers = sandbox.container_ids
     if record.phase is RecordPhase.DELETING:
-        removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        removal = remove_sandbox(services.engine, services.owner, record.sandbox_id, containers)
         if await _tolerant(services, record.sandbox_id, removal) and await _tolerant(
             services, f"state folder {record.sandbox_id}", services.remove_record(record.sandbox_id)
         ):
@@ -113,7 +114,7 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         await services.save_quietly(sandbox)
     if sandbox.record.phase is RecordPhase.FAILED:
         files_gone = await services.remove_files(sandbox, LAUNCH_FILES)
-        removal = remove_sandbox(services.engine, services.owner, record.sandbox_id)
+        removal = remove_sandbox(services.engine, services.owner, record.sandbox_id, containers)
         sandbox.cleared = await _tolerant(services, record.sandbox_id, removal) and files_gone
         return
     try:

@@ -99,8 +99,17 @@ async def remove_auxiliaries(engine: Engine, owner: labels.Owner, sandbox_id: st
             await remove_container(engine, row.container_id)
 
 
-async def remove_sandbox(engine: Engine, owner: labels.Owner, sandbox_id: str) -> bool:
+async def remove_sandbox(
+    engine: Engine, owner: labels.Owner, sandbox_id: str, recorded: frozenset[str] = frozenset()
+) -> bool:
     """Remove every container and volume with the sandbox's id and this driver's labels.
+
+    Args:
+        engine: The engine.
+        owner: This driver.
+        sandbox_id: The sandbox.
+        recorded: The containers that its record names. They go too where they carry the name of another driver
+            instance, as they do once the state folder's name of this one was replaced, with their volumes.
 
     Returns:
         Whether there was anything.
@@ -110,18 +119,22 @@ async def remove_sandbox(engine: Engine, owner: labels.Owner, sandbox_id: str) -
     """
     wanted = labels.sandbox_filter(owner, role=None, sandbox_id=sandbox_id)
     rows = await engine.list_containers(wanted)
+    others = await _under_another_name(engine, owner, sandbox_id, recorded - {row.container_id for row in rows})
     # Supervisors first, so that none is left talking to a workload that is going away.
     rows = tuple(sorted(rows, key=lambda row: row.labels.get(labels.ISOLATION_ROLE) == labels.Role.SANDBOX))
     failures: list[EngineError] = []
     found = False
-    for row in rows:
+    for container in (*(row.container_id for row in rows), *(each.container_id for each in others)):
         try:
-            found |= await remove_container(engine, row.container_id)
+            found |= await remove_container(engine, container)
         except EngineUnreachableError:
             raise
         except EngineError as error:
             failures.append(error)
     volumes = await engine.list_volumes(labels.owner_labels(owner) | {labels.SANDBOX_ID: sandbox_id})
+    if mounted := {name for each in others for name in each.volume_names}:
+        shared = await engine.list_volumes(_labels_of_any_owner(owner, sandbox_id))
+        volumes = (*volumes, *(each for each in shared if each.name in mounted and each not in volumes))
     for volume in volumes:
         try:
             found |= await remove_volume(engine, volume.name)
@@ -132,3 +145,32 @@ async def remove_sandbox(engine: Engine, owner: labels.Owner, sandbox_id: str) -
     if failures:
         raise failures[0]
     return found
+
+
+async def _under_another_name(
+    engine: Engine, owner: labels.Owner, sandbox_id: str, recorded: frozenset[str]
+) -> tuple[ContainerFacts, ...]:
+    """Containers of a sandbox's record that are there, but not under this driver's name; supervisors first.
+
+    Raises:
+        EngineError: One cannot be looked at, or is not of this sandbox: nothing says that it may go.
+    """
+    found: list[ContainerFacts] = []
+    for container in sorted(recorded):
+        try:
+            facts = await engine.inspect_container(container)
+        except EngineAbsentError:
+            continue
+        if not _labels_of_any_owner(owner, sandbox_id).items() <= facts.labels.items():
+            raise EngineConflictError(
+                f"container {facts.name}, which the record of sandbox {sandbox_id} names, does not carry the labels of "
+                "that sandbox, so it is not removed; remove it by hand if it is the sandbox's"
+            )
+        found.append(facts)
+    return tuple(sorted(found, key=lambda each: each.labels.get(labels.ISOLATION_ROLE) == labels.Role.SANDBOX))
+
+
+def _labels_of_any_owner(owner: labels.Owner, sandbox_id: str) -> dict[str, str]:
+    shared = labels.owner_labels(owner) | {labels.SANDBOX_ID: sandbox_id}
+    del shared[labels.DRIVER_OWNER]
+    return shared

@@ -16,6 +16,7 @@ from scripted.launching_engine import USER_IMAGE, launching
 from driver_docker import labels
 from driver_docker.concurrency import uninterrupted
 from driver_docker.engine import (
+    EngineConflictError,
     EngineError,
     EngineRefusedError,
     EngineTimeoutError,
@@ -201,6 +202,35 @@ async def test_watch_and_list_agree_on_a_sandbox_whose_launch_failed(tmp_path: P
         assert any(each.container_id for each in told)
         assert told[-1].container_id == ""
         assert (told[-1],) == await lifecycle.list()
+
+
+async def _delete_under_another_name(driver: MemoryDriver, lifecycle: Lifecycle, label: str) -> bool:
+    """Delete a ready sandbox whose things carry another value of a label than this driver gives."""
+    entry = await _create(driver, lifecycle)
+    await driver.settle()
+    engine = driver.engine
+    for container in entry.container_ids:
+        facts = engine.containers[container]
+        engine.change(container, labels={**facts.labels, label: "another"}, volume_names=tuple(engine.volumes))
+    for name, volume in engine.volumes.items():
+        engine.volumes[name] = replace(volume, labels={**volume.labels, label: "another"})
+    return await lifecycle.delete(sandbox_id=entry.sandbox_id, name="")
+
+
+async def test_a_delete_removes_the_recorded_containers_also_under_another_name_of_the_driver(tmp_path: Path) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        assert await _delete_under_another_name(driver, lifecycle, labels.DRIVER_OWNER)
+        assert _containers(driver) == []
+        assert [each for each in driver.engine.volumes.values() if labels.SANDBOX_ID in each.labels] == []
+
+
+@pytest.mark.parametrize("label", [labels.SANDBOX_ID, labels.SANDBOX_NAMESPACE])
+async def test_a_delete_fails_where_a_recorded_container_is_not_of_the_sandbox(tmp_path: Path, label: str) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        with pytest.raises(EngineConflictError, match="remove it by hand"):
+            await _delete_under_another_name(driver, lifecycle, label)
+        assert len(_containers(driver)) == 2
+        assert len(driver.services.table) == 1
 
 
 async def test_a_reservation_that_is_cut_leaves_no_record(tmp_path: Path) -> None:
