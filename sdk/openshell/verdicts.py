@@ -253,7 +253,8 @@ class Verdict:
             "signal": self.signal or "a signal",
             "hint": hint,
             "lead": "main process" if self.component is Component.WORKLOAD else "workload",
-            "could_not": _COULD_NOT_RUN.get(self.exit_code or 0, ""),
+            # The engine gives these codes for other errors too, and then says in its own words which.
+            "could_not": "" if self.engine_error else _COULD_NOT_RUN.get(self.exit_code or 0, ""),
         }
 
     def to_metadata(self) -> dict[str, str]:

@@ -180,8 +180,10 @@ def test_a_death_by_signal_is_hedged() -> None:
 
 @pytest.mark.parametrize(("code", "hint"), [(126, "not executable"), (127, "not found"), (128, "could not run (")])
 def test_a_process_that_could_not_run_says_why(code: int, hint: str) -> None:
+    assert hint in verdict(VerdictKind.COULD_NOT_RUN, exit_code=code).message
+    # An engine gives the same codes for other errors, as a mount that failed: its own words alone count then.
     judged = verdict(VerdictKind.COULD_NOT_RUN, exit_code=code, engine_error='exec: "/x": no such thing:')
-    assert hint in judged.message
+    assert "could not run (" in judged.message
     assert judged.message.endswith('the engine says: exec: "/x": no such thing')
 
 
