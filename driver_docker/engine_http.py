@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import requests
@@ -52,7 +53,7 @@ def checked(send: Callable[[], requests.Response], what: str) -> requests.Respon
         return answer
     with answer:
         try:
-            words = _words(answer)
+            words = _words(answer, what)
         except _BROKEN as error:
             raise EngineUnreachableError(f"the engine's answer about {what} broke off") from error
     kind: type[EngineError] = EngineRefusedError
@@ -112,12 +113,12 @@ def _about(what: str) -> str:
     return "" if what == "the engine" else f" about {what}"
 
 
-def _words(answer: requests.Response) -> str:
+def _words(answer: requests.Response, what: str) -> str:
     try:
         message = answer.json().get("message", "")
     except (ValueError, AttributeError):
         message = answer.text
-    return public_text(str(message) or f"the engine answered {answer.status_code}", limit_bytes=4096)
+    return public_text(str(message) or f"the engine answered {answer.status_code}{_about(what)}", limit_bytes=4096)
 
 
 def _cause(error: BaseException) -> str:
@@ -132,4 +133,6 @@ def _cause(error: BaseException) -> str:
         wrapped = inner[-1] if inner else reason if isinstance(reason, BaseException) else None
         told = wrapped or told
         seen = wrapped or seen.__context__
+    if isinstance(told, http.client.HTTPException) and not isinstance(told, OSError):
+        return "its answer is no whole HTTP answer"  # the exception's own text is a piece of what came
     return public_text(str(told), limit_bytes=256)

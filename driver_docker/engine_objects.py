@@ -67,6 +67,8 @@ class EngineInfo:
     """Whether the engine's kernel is that of WSL2."""
     selinux: bool = False
     """Whether the engine confines containers with SELinux."""
+    cpus: int = 0
+    """CPUs of its host, above which it refuses a limit; 0 where it does not say."""
     cpu_limits: bool = True
     """Whether its kernel enforces CPU limits; an engine that cannot drops them with a warning that nobody reads."""
     memory_limits: bool = True

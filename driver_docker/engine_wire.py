@@ -98,6 +98,7 @@ def refreshed_info(known: EngineInfo, info: Mapping[str, Any]) -> EngineInfo:
             sorted({str(device["ID"]) for device in found if device.get("Source") == "cdi" and device.get("ID")})
         ),
         wsl2="microsoft" in host or "wsl2" in host,
+        cpus=int(info.get("NCPU") or 0),
         cpu_limits=bool(info.get("CpuCfsQuota", True)),
         memory_limits=bool(info.get("MemoryLimit", True)),
         pids_limits=bool(info.get("PidsLimit", True)),

@@ -18,6 +18,8 @@ MAX_ACCOUNTS_BYTES: Final = 4 * 1024 * 1024
 """Largest account file that is read."""
 
 _ID_MAX: Final = 2**32 - 2
+MAX_RUN_ID: Final = 2**31 - 1
+"""Largest user or group that an engine starts a process as; files may belong to others."""
 _PASSWD_FIELDS: Final = 7
 _GROUP_FIELDS: Final = 4
 
@@ -162,6 +164,8 @@ def _group(selector: str, accounts: Accounts) -> int:
 def _identity(
     uid: int, gid: int, extra: tuple[int, ...], source: IdentitySource, resource_digest: str
 ) -> WorkloadIdentity:
+    if max(uid, gid, *extra) > MAX_RUN_ID:
+        raise IdentityError(f"the workload would run as {uid}:{gid}; the engine takes ids up to {MAX_RUN_ID}")
     if uid == 0 or gid == 0:
         raise IdentityError(f"the workload would run as root ({uid}:{gid}); name another user and group")
     try:

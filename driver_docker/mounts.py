@@ -51,6 +51,8 @@ _TMPFS_VALUES: Final = {
 }
 """What the kernel takes for each option; a size of zero is none, since to the kernel it means "unlimited"."""
 _MAX_ID: Final = 2**32 - 2
+_MAX_COMPONENT_BYTES: Final = 255
+_MAX_PATH_BYTES: Final = 4095
 
 
 class MountError(ProvisioningError):
@@ -122,6 +124,10 @@ def checked_target(target: str, *, path: str) -> str:
         raise InvalidRequestError(f"{path} must not be '/'")
     if posixpath.normpath(trimmed) != trimmed:
         raise InvalidRequestError(f"{path} must be normalised: no '.', no '..', no empty component")
+    if any(len(part.encode()) > _MAX_COMPONENT_BYTES for part in trimmed.split("/")):
+        raise InvalidRequestError(f"{path} holds a component of more than {_MAX_COMPONENT_BYTES} bytes")
+    if len(trimmed.encode()) > _MAX_PATH_BYTES:
+        raise InvalidRequestError(f"{path} has more than {_MAX_PATH_BYTES} bytes")
     if ":" in trimmed:
         raise InvalidRequestError(f"{path} must not hold ':', which the engine's mount syntax cannot carry")
     for taken in CONTROL_PATHS:

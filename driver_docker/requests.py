@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from driver_docker.driver_config import decode_driver_config
 from driver_docker.errors import InvalidRequestError, PreconditionError
 from driver_docker.gpu import GpuRequest, gpu_request
+from driver_docker.identity import MAX_RUN_ID
 from driver_docker.quantities import ResourceLimits, parse_limits
 from driver_docker.sandbox_ids import is_sandbox_id
 from openshell.isolation.documents import DocumentError, LaunchAuthentication, MainProcessSpec
@@ -230,4 +231,6 @@ def _selector(text: str, what: str) -> str:
             f"spec.workload_identity.{what} must be a name or number of at most {_MAX_NAME_BYTES} bytes, without white "
             "space or ':'"
         )
+    if text.isascii() and text.isdecimal() and int(text) > MAX_RUN_ID:
+        raise InvalidRequestError(f"spec.workload_identity.{what} must be at most {MAX_RUN_ID}: engines take no more")
     return text

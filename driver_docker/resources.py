@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from driver_docker import mounts
 from driver_docker.config import PullPolicy
-from driver_docker.engine import EngineAbsentError
+from driver_docker.engine import EngineAbsentError, EngineRefusedError
 from driver_docker.engine_address import engine_is_local
 from driver_docker.errors import PreconditionError
 from driver_docker.gpu import GpuSelector
@@ -105,7 +105,13 @@ class Resources:
                 )
         root = await self._resolved(facts.container_id, workspace, known)
         for target in foreign:
-            resolved = await self._resolved(facts.container_id, target, known)
+            try:
+                resolved = await self._resolved(facts.container_id, target, known)
+            except EngineRefusedError as error:
+                raise mounts.MountError(
+                    f"mount target {target} cannot be looked at in the container, which is so below a file: "
+                    f"{error.message}"
+                ) from error
             mounts.check_resolved(target, resolved, workspace=root)
 
     async def _resolved(self, container: str, path: str, known: dict[str, str | None]) -> str:
@@ -135,6 +141,10 @@ class Resources:
                     f"{what} cannot be enforced: the engine's kernel lacks the control group for it; enable it there "
                     "(see the warnings of 'docker info')"
                 )
+        if limits.nano_cpus is not None and engine.cpus and limits.nano_cpus > engine.cpus * 10**9:
+            raise PreconditionError(
+                f"resources.cpu_limit is above the {engine.cpus} CPUs that the engine's host has; ask for fewer"
+            )
 
     async def _check_mounts(self, request: LaunchRequest) -> None:
         config = self._config

@@ -197,3 +197,17 @@ def test_the_cause_is_told_in_its_own_words(fault: Exception, cause: str) -> Non
     with pytest.raises(EngineUnreachableError) as raised:
         checked(send, "container c")
     assert raised.value.message == f"the engine cannot be reached about container c: {cause}"
+
+
+def test_a_cut_answer_is_told_in_words_and_an_error_without_words_names_its_object() -> None:
+    def send() -> requests.Response:
+        fault = http.client.BadStatusLine("HTTP/1.1")
+        raise requests.exceptions.ConnectionError(urllib3.exceptions.ProtocolError("Connection aborted.", fault))
+
+    with pytest.raises(EngineUnreachableError) as cut:
+        checked(send, "the list of containers")
+    assert cut.value.message == (
+        "the engine cannot be reached about the list of containers: its answer is no whole HTTP answer"
+    )
+    with pytest.raises(EngineError, match="answered 500 about /bin/sh/x of container c"):
+        checked(lambda: _answer(500, b""), "/bin/sh/x of container c")

@@ -49,6 +49,8 @@ def test_selectors_resolve_to_numbers(
         ("agent", NONE, "no /etc/passwd"),
         ("7:agents", NONE, "no /etc/group"),
         ("4294967295:1", NONE, "at most"),
+        ("2147483648:1", NONE, "takes ids up to 2147483647"),
+        ("1:2147483648", NONE, "takes ids up to 2147483647"),
         ("99999999999999999999:1", NONE, "at most"),
         ("\u0661:1", ACCOUNTS, "not in the image's /etc/passwd"),
     ],

@@ -404,3 +404,10 @@ def test_any_struct_is_decoded_or_refused_with_the_same_opening(config: dict[str
         decode(config)
     except InvalidRequestError as error:
         assert error.message.startswith("invalid docker driver_config: ")
+
+
+@pytest.mark.parametrize("target", ["/a/" + "x" * 256, "/a/" + "ü" * 128, "/x" * 2048])
+def test_a_target_that_no_file_system_can_hold_is_refused(target: str) -> None:
+    with pytest.raises(InvalidRequestError, match="bytes"):
+        checked_target(target, path="m")
+    assert checked_target("/a/" + "x" * 255, path="m")

@@ -106,6 +106,8 @@ def _set(path: str, value: Any) -> Callable[[pb.DriverSandbox], None]:
         (lambda m: m.spec.command.append(""), INVALID, "command"),
         (_set("spec.workload_identity.user", "a:b"), INVALID, "user"),
         (_set("spec.workload_identity.group", " x"), INVALID, "group"),
+        (_set("spec.workload_identity.user", "2147483648"), INVALID, "at most 2147483647"),
+        (_set("spec.workload_identity.group", "4294967294"), INVALID, "at most 2147483647"),
         (_set("spec.workload_identity.group", "x" * 254), INVALID, "group"),
         (_set("spec.launch_authentication", b"{}"), INVALID, "launch_authentication"),
         (_set("spec.launch_authentication", b"\xff"), INVALID, "launch_authentication"),

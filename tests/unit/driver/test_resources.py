@@ -15,7 +15,7 @@ from scripted.compute_gateway import sandbox
 from driver_docker import encode
 from driver_docker.config import DriverConfig
 from driver_docker.config_sources import load_config
-from driver_docker.engine import EngineAbsentError, EngineError
+from driver_docker.engine import EngineAbsentError, EngineError, EngineRefusedError
 from driver_docker.engine_objects import (
     ContainerFacts,
     ContainerStatus,
@@ -319,3 +319,33 @@ def test_what_the_engine_tells_of_a_path_is_decoded() -> None:
         with pytest.raises(EngineError, match="cannot be read") as refused:
             link_target(broken, "x")
         assert isinstance(refused.value, DriverError)
+
+
+async def test_more_cpus_than_the_host_has_are_refused_before_anything_is_launched() -> None:
+    class Small(Answers):
+        @property
+        def info(self) -> EngineInfo:
+            return replace(super().info, cpus=2)
+
+    wanted = sandbox("image:1")
+    for limit, fits in (("2", True), ("2001m", False)):
+        wanted.spec.template.resources.cpu_limit = limit
+        limited = decode_sandbox(wanted, namespace="default", allow_driver_config=True)
+        await resources(Answers()).check(limited)
+        if fits:
+            await resources(Small()).check(limited)
+        else:
+            with pytest.raises(PreconditionError, match="above the 2 CPUs"):
+                await resources(Small()).check(limited)
+
+
+async def test_a_target_below_a_file_is_named_when_the_engine_cannot_look_at_it() -> None:
+    class Refusing(Answers):
+        async def link_target(self, container: str, path: str) -> str | None:
+            if path == "/bin/sh/x":
+                raise EngineRefusedError("the engine answered 500")
+            return await super().link_target(container, path)
+
+    engine = Refusing(links=OWN | {"/bin": None, "/bin/sh": None})
+    with pytest.raises(MountError, match="mount target /bin/sh/x cannot be looked at"):
+        await resources(engine).recheck(created("/bin/sh/x"), workspace="/sandbox")
