@@ -16,10 +16,12 @@ from driver_docker.errors import (
     DriverError,
     InvalidRequestError,
     PreconditionError,
+    RecordError,
     SandboxNotFoundError,
     UnreadableRecordError,
 )
 from driver_docker.provision import Provisioner
+from driver_docker.records import RECORD_FILE
 from driver_docker.sandbox_record import RecordPhase
 from driver_docker.services import now
 from driver_docker.start import Starter
@@ -182,11 +184,24 @@ class Lifecycle:
 
     async def _remove(self, sandbox: Sandbox) -> None:
         services = self._services
-        await services.save_quietly(sandbox)
+        await self._record_deletion(sandbox)
         await remove_sandbox(self._engine, services.owner, sandbox.sandbox_id, sandbox.container_ids)
         await services.remove_record(sandbox.sandbox_id)
         services.publish(events.Deleted(sandbox_id=sandbox.sandbox_id))
         services.log_of(sandbox).info("sandbox deleted")
+
+    async def _record_deletion(self, sandbox: Sandbox) -> None:
+        """Leave no record by which the next driver would take the deletion for somebody else's.
+
+        Raises:
+            RecordError: The disk refuses both; nothing was removed.
+        """
+        try:
+            await self._services.save(sandbox)
+        except RecordError:
+            # A disk that is full still removes, and a folder without a record is a leftover.
+            if not await self._services.remove_files(sandbox, (RECORD_FILE,)):
+                raise
 
     async def _delete_leftovers(self, sandbox_id: str) -> bool:
         services = self._services
@@ -279,7 +294,7 @@ class Lifecycle:
     async def _resume_delete(self, sandbox: Sandbox) -> None:
         try:
             await self._delete(sandbox)
-        except EngineError as error:
+        except (EngineError, RecordError) as error:
             self._services.log_of(sandbox).warning("deletion not complete yet", error=error.message)
 
     async def abandon_launches(self) -> None:

@@ -183,6 +183,7 @@ class Observer:
             EngineUnreachableError: The engine cannot be asked; nothing is concluded.
         """
         self._background.spawn(self._services.save_unsaved(), name="records that were not written")
+        self._background.spawn(self._services.look_at_folder(), name="look at the state folder")
         asked = {sandbox: sandbox.run for sandbox in self._services.table if sandbox.record.phase is RecordPhase.ACTIVE}
         rows = await self._services.engine.list_containers(labels.owner_labels(self._services.owner))
         by_id = {row.container_id: row for row in rows}

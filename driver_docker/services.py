@@ -60,6 +60,8 @@ class Services:
     """Told whether the engine's events are being read now, at each change."""
     event_stream: int = 0
     """Number of the engine's event stream that is read now; each reconnect gets the next."""
+    folder_lost: bool = False
+    """Whether the state folder was found not to be this driver's any more."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
     disk: WorkerPool = field(default_factory=lambda: WorkerPool("records", max_threads=2))
     _writes: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
@@ -153,6 +155,22 @@ class Services:
         for sandbox in self.table:
             if sandbox.unsaved:
                 await self.save_quietly(sandbox)
+
+    async def look_at_folder(self) -> None:
+        """Say so, once, where the state folder is not this driver's any more."""
+        try:
+            name = await self.disk.run(self.store.driver_name)
+        except (RecordError, NoWorkerError):
+            return  # that says nothing about whose it is
+        is_lost = name != self.owner.driver
+        if is_lost and not self.folder_lost:
+            self.log.error(
+                "the state folder was removed or replaced under this driver, and another driver may use it; "
+                "restore it, or end this driver and start it again",
+                folder=str(self.store.directory),
+                driver_owner=self.owner.driver,
+            )
+        self.folder_lost = is_lost
 
     async def save_files(self, sandbox: Sandbox, files: Mapping[str, bytes]) -> None:
         """Write launch files of a sandbox.

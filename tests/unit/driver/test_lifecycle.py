@@ -7,7 +7,7 @@ import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from scripted.compute_gateway import sandbox
@@ -231,6 +231,29 @@ async def test_a_delete_fails_where_a_recorded_container_is_not_of_the_sandbox(t
             await _delete_under_another_name(driver, lifecycle, label)
         assert len(_containers(driver)) == 2
         assert len(driver.services.table) == 1
+
+
+@pytest.mark.parametrize("removes", [True, False])
+async def test_no_later_driver_takes_a_deletion_that_was_not_recorded_for_somebody_elses(
+    tmp_path: Path, removes: bool
+) -> None:
+    async with living(tmp_path) as (driver, lifecycle):
+        entry = await _create(driver, lifecycle)
+        await driver.settle()
+        store, refusal = cast("Any", driver.services.store), RecordError("the disk refuses")
+        kept, store.save = store.save, Mock(side_effect=refusal)
+        remove, store.remove = store.remove, Mock(side_effect=refusal)
+        remove_files = store.remove_files
+        if not removes:
+            store.remove_files = Mock(side_effect=refusal)
+        with pytest.raises(RecordError):
+            await lifecycle.delete(sandbox_id=entry.sandbox_id, name="")
+        found = store.load()
+        assert (len(found.records), len(_containers(driver))) == ((0, 0) if removes else (1, 2))
+        store.save, store.remove, store.remove_files = kept, remove, remove_files
+        lifecycle.resume(entry)
+        await driver.settle()
+        assert (len(driver.services.table), _containers(driver)) == (0, [])
 
 
 async def test_a_reservation_that_is_cut_leaves_no_record(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from scripted.memory_engine import AT, SUPERVISOR, WORKLOAD, MemoryDriver, engine_event, memory_driver
+from structlog.testing import capture_logs
 
 from driver_docker.engine import EngineError, EngineRefusedError, EngineUnreachableError
 from driver_docker.engine_objects import ContainerStatus
@@ -168,6 +170,20 @@ async def test_a_paused_supervisor_is_not_ready(driver: MemoryDriver, seen: str)
         assert snapshot == driver.services.snapshot(sandbox)
         (ready,) = driver.services.snapshot(sandbox).conditions
         assert (ready.status, ready.reason, ready.message) == told
+
+
+async def test_a_state_folder_that_is_no_longer_this_drivers_is_told_once(driver: MemoryDriver) -> None:
+    observer = driver.observer()
+    owner_file = driver.services.store.directory / ".driver-owner"
+    own = owner_file.read_text()
+    with capture_logs() as logs:
+        driver.services.log = structlog.get_logger("driver")
+        for content in (own, "another", "another"):
+            owner_file.write_text(content)
+            await observer.look_at_all()
+            await driver.settle()
+    assert [entry["log_level"] for entry in logs if "state folder was" in entry["event"]] == ["error"]
+    assert driver.services.folder_lost
 
 
 async def _slow(driver: MemoryDriver, look: Callable[[], Coroutine[None, None, None]]) -> None:
