@@ -111,7 +111,7 @@ def decode_identities(text: str) -> tuple[VolumeIdentity, ...]:
     try:
         table: dict[str, Any] = json.loads(text)
         found = tuple(VolumeIdentity(**entry) for entry in table.values())
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise AdmissionDeniedError(f"label {labels.RESOURCE_ADMISSION_IDENTITIES} cannot be read") from None
     if {identity.name for identity in found} != set(table):
         raise AdmissionDeniedError(f"label {labels.RESOURCE_ADMISSION_IDENTITIES} contradicts itself")
@@ -191,7 +191,7 @@ def _private_targets(facts: ContainerFacts) -> frozenset[str]:
     try:
         targets = json.loads(facts.labels.get(labels.PRIVATE_IMAGE_VOLUME_TARGETS, "[]"))
         return frozenset(str(target).rstrip("/") or "/" for target in targets)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise AdmissionDeniedError(f"label {labels.PRIVATE_IMAGE_VOLUME_TARGETS} cannot be read") from None
 
 

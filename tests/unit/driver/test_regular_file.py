@@ -14,6 +14,7 @@ from driver_docker.exit_journal import JOURNAL_FILE, ExitJournal
 from driver_docker.preflight import judge_ca
 from driver_docker.records import RecordStore
 from driver_docker.regular_file import read_regular
+from driver_docker.volume_admission import AdmissionDeniedError, decode_identities
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,3 +77,8 @@ def test_dockers_own_configuration_nested_too_deeply_names_no_context(tmp_path: 
 def test_a_ca_that_is_a_pipe_is_a_finding(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "ca")
     assert "regular file" in str(judge_ca(tmp_path / "ca"))
+
+
+def test_a_label_nested_too_deeply_denies_the_start() -> None:
+    with pytest.raises(AdmissionDeniedError, match="cannot be read"):
+        decode_identities(DEEP.decode())
