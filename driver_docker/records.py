@@ -51,6 +51,8 @@ LAUNCH_FILES: Final = (
 MAX_EXITS: Final = 20
 """How many verdicts are kept for each sandbox."""
 
+_MADE_FILE: Final = ".made-state-dir"
+"""Says that a driver made the folder around the namespace's, and may remove it."""
 _OTHERS_WRITE: Final = 0o022
 _OWNER_FILE: Final = ".driver-owner"
 
@@ -84,7 +86,6 @@ class RecordStore:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._made_parent = False
 
     @property
     def directory(self) -> Path:
@@ -103,7 +104,8 @@ class RecordStore:
             self._directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_writable()
             self._directory.mkdir(mode=0o700, exist_ok=True)
-            self._made_parent = not was_there
+            if not was_there:
+                (self._directory / _MADE_FILE).touch(mode=0o600)
             details = self._directory.lstat()
             if details.st_uid != os.geteuid():
                 raise RecordError(
@@ -154,15 +156,16 @@ class RecordStore:
     def forget(self) -> None:
         """Remove the namespace's folder if no sandbox and no verdict is left in it; the next driver gets a new name.
 
-        The folder around it goes too where this driver made it and nothing else is in it; an operator's own stays.
+        The folder around it goes too where a driver made it and nothing else is in it; an operator's own stays.
         """
         try:
             if self._folders() or os.path.lexists(self._directory / JOURNAL_FILE):
                 return
         except OSError:
             return  # what cannot be looked at is not known to be empty
+        is_made = os.path.lexists(self._directory / _MADE_FILE)
         shutil.rmtree(self._directory, ignore_errors=True)
-        if self._made_parent:
+        if is_made:
             with contextlib.suppress(OSError):
                 self._directory.parent.rmdir()
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import docker
 
 NAMESPACE_LABEL = "openshell.ai/sandbox-namespace"
-KEPT_ON_PURPOSE = (".driver-owner", "exits.jsonl")
-"""The driver's identity and its bounded journal of verdicts outlive sandboxes: ``openshell-driver-docker exits``."""
+KEPT_ON_PURPOSE = (".driver-owner", ".made-state-dir", "exits.jsonl")
+"""The driver's identity, its word on who made the folder, and its bounded journal of verdicts outlive sandboxes:
+``openshell-driver-docker exits``."""
 END_SECONDS = 10.0
 OWN_NAMES = ("openshell-channel-", "openshell-supervisor-", "openshell-runtime-", "openshell-default--")
 

@@ -47,8 +47,14 @@ async def wait_ready_again(link: ComputeGateway, sandbox_id: str, seen: int) -> 
     def settled(event: pb.WatchSandboxesEvent) -> bool:
         if event.WhichOneof("payload") != "sandbox" or event.sandbox.sandbox.id != sandbox_id:
             return False
-        told = any(entry is event for _, entry in link.events[seen:])
-        return told and ready(event.sandbox.sandbox).reason not in {"Starting", "ContainerStopped"}
+        later = [entry for _, entry in link.events[seen:] if entry.sandbox.sandbox.id == sandbox_id]
+        if not any(entry is event for entry in later):
+            return False
+        reason = ready(event.sandbox.sandbox).reason
+        # What is still told of an earlier failure, such as that its container is gone, comes before the new launch.
+        begun = next((n for n, entry in enumerate(later) if ready(entry.sandbox.sandbox).reason == "Starting"), None)
+        is_new = begun is not None and any(entry is event for entry in later[begun:])
+        return reason == "BackendReady" or (is_new and reason not in {"Starting", "ContainerStopped"})
 
     _, event = await link.wait(settled)
     assert ready(event.sandbox.sandbox).reason == "BackendReady", ready(event.sandbox.sandbox)

@@ -86,10 +86,14 @@ class RelaySide(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._other: RelaySide | None = None
         self._drain_timer: asyncio.TimerHandle | None = None
+        self._early: list[bytes] | None = []
 
     def meet(self, other: RelaySide) -> None:
-        """Write to the other side from here on."""
+        """Write to the other side from here on, beginning with what has arrived already."""
         self._other = other
+        early, self._early = self._early, None
+        for data in early or ():
+            other.write(data)
 
     def part(self) -> None:
         """The other side is gone: deliver what is left and end."""
@@ -135,6 +139,12 @@ class RelaySide(asyncio.Protocol):
         """Pass bytes on."""
         if self._other is not None:
             self._other.write(data)
+        elif self._early is not None and self._transport is not None:
+            # Early releases of Python 3.11 begin to read after `connection_made` although it paused them, and take
+            # another pause for done. What they read is kept, and resuming first makes the pause come true.
+            self._early.append(data)
+            self._transport.resume_reading()
+            self._transport.pause_reading()
 
     def eof_received(self) -> bool:
         """Neither TLS nor HTTP/2 lives on half a connection: let the transport close."""

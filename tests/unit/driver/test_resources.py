@@ -179,8 +179,8 @@ async def test_a_bind_source_that_cannot_be_looked_at_is_refused_as_one_that_is_
         raise error
 
     monkeypatch.setattr("os.stat", refuse)
-    wanted = request({"type": "bind", "source": "/root/x", "target": "/a"})
-    with pytest.raises(PreconditionError, match="/root/x does not exist, or the driver cannot see it"):
+    wanted = request({"type": "bind", "source": "/srv/hidden/x", "target": "/a"})
+    with pytest.raises(PreconditionError, match="/srv/hidden/x does not exist, or the driver cannot see it"):
         await resources(Answers(), **OPEN, socket_path="/x.sock").check(wanted)
 
 
