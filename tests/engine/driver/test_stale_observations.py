@@ -129,6 +129,8 @@ async def test_a_start_behind_the_drivers_back_revives_nothing_and_is_put_right_
         workload = bench.container(wanted.id, "sandbox")["Id"]
         await stop(link, wanted.id)
         bench.client.start(workload)
+        await link.wait(lambda e: e.platform_event.event.reason == "StartedWhileStopped")
+        await stop(link, wanted.id)  # waits for the driver's own stop, which is under way
         assert await stopped(link, wanted.id)
         seen = len(link.events)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
