@@ -36,16 +36,16 @@ class SocketFault:
 
 def connection_fault(path: Path) -> SocketFault | None:
     """Look whether a connection to the socket can be made, without waiting; nothing when it can."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.setblocking(False)
             probe.connect(os.fspath(path))
-        except BlockingIOError:
-            return SocketFault(
-                cause="its queue of connections is full", cure="the driver hangs or is overloaded: see its log"
-            )
-        except OSError as error:
-            return _fault_of(path, error)
+    except BlockingIOError:
+        return SocketFault(
+            cause="its queue of connections is full", cure="the driver hangs or is overloaded: see its log"
+        )
+    except OSError as error:
+        return _fault_of(path, error)
     return None
 
 

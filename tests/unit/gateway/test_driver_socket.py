@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -68,6 +69,16 @@ def test_a_missing_file_may_still_come(tmp_path: Path) -> None:
     assert fault is not None
     assert (fault.cause, fault.lasting) == ("there is no such file", False)
     assert "--compute-driver-socket" in fault.cure
+
+
+def test_a_process_out_of_files_is_told_so_and_may_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_file_left(*_: object) -> socket.socket:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("gateway_embedded.driver_socket.socket.socket", no_file_left)
+    fault = connection_fault(tmp_path / "driver.sock")
+    assert fault is not None
+    assert (fault.cause, fault.lasting) == ("Too many open files", False)
 
 
 def test_a_socket_that_its_driver_left_behind_may_be_taken_over(tmp_path: Path) -> None:
