@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.errors import DriverError
@@ -103,4 +104,7 @@ async def judge_running_driver(socket: Path) -> list[Finding]:
 
 
 def _is_socket(path: Path) -> bool:
-    return path.is_socket()
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:  # `Path.is_socket` passes some of these on, such as a folder that may not be searched
+        return False

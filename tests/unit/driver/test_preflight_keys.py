@@ -75,6 +75,10 @@ def test_a_backend_must_be_there_with_its_certificate(tmp_path: Path) -> None:
     assert finding.level is Level.FAULT
 
 
+async def test_where_no_socket_can_be_looked_at_nobody_serves(tmp_path: Path) -> None:
+    assert await judge_running_driver(tmp_path / ("x" * 300)) == []
+
+
 async def test_a_running_driver_says_how_it_is(tmp_path: Path) -> None:
     socket = tmp_path / "d.sock"
     assert await judge_running_driver(socket) == []
