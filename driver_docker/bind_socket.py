@@ -149,17 +149,29 @@ def _remove_stale(path: Path) -> None:
         return
     if not stat.S_ISSOCK(details.st_mode) or details.st_uid != os.geteuid():
         raise ConfigurationError(f"{path} exists and is not a socket of this user; remove it first")
+    if listens(path):
+        raise ConfigurationError(
+            f"another process is listening on {path}; stop it first or choose another --bind-socket"
+        )
+    path.unlink(missing_ok=True)
+
+
+def listens(path: Path) -> bool:
+    """Whether somebody listens on a Unix socket; `False` only where nobody does, for certain. Blocks for a moment.
+
+    Raises:
+        ConfigurationError: It cannot be told.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_SECONDS)
         try:
             probe.connect(os.fsencode(path))
         except (ConnectionRefusedError, FileNotFoundError):
-            path.unlink(missing_ok=True)  # nobody listens, for certain
-            return
+            return False
         except OSError as error:
             # For example a listener that is too busy to take one more: it is there.
             words = error.strerror or "no answer"
             raise ConfigurationError(
                 f"whether another process is listening on {path} cannot be told ({words}); choose another --bind-socket"
             ) from error
-    raise ConfigurationError(f"another process is listening on {path}; stop it first or choose another --bind-socket")
+    return True

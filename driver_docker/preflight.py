@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import socket
 import ssl
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from driver_docker.bind_socket import check_path
+from driver_docker.bind_socket import check_path, listens
 from driver_docker.config import PullPolicy
 from driver_docker.config_sources import SHARED_SOCKET_VARIABLE, variables_of
 from driver_docker.engine import EngineAbsentError, EngineError
@@ -177,12 +176,12 @@ def judge_socket(config: DriverConfig, environment: Mapping[str, str]) -> list[F
             *findings,
             fault("bind_socket", f"{path} is there and is no socket", "remove it, or choose another path"),
         ]
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_LISTEN_SECONDS)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return [*findings, ok("bind_socket", f"{path} is left from a driver that ended; it is replaced")]
+    try:
+        is_taken = listens(path)
+    except ConfigurationError as error:
+        return [*findings, fault("bind_socket", error.public_message, "look who holds it: the driver does not take it")]
+    if not is_taken:
+        return [*findings, ok("bind_socket", f"{path} is left from a driver that ended; it is replaced")]
     return [*findings, hint("bind_socket", f"somebody serves on {path} already", "a second driver there is refused")]
 
 

@@ -89,6 +89,20 @@ def test_who_is_there_already_is_told(tmp_path: Path) -> None:
     assert levels(config(tmp_path)) == [Level.FAULT]
 
 
+def test_a_listener_that_takes_no_more_connections_is_not_taken_for_a_stale_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driver_docker.bind_socket._PROBE_SECONDS", 0.05)
+    folder = tmp_path / "s"
+    folder.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as waiting:
+        listener.bind(str(folder / "d.sock"))
+        listener.listen(0)
+        waiting.connect(str(folder / "d.sock"))  # the only place in its queue
+        (finding,) = judge_socket(config(tmp_path), {})
+    assert (finding.level, "cannot be told" in finding.found) == (Level.FAULT, True)
+
+
 def test_the_variable_that_a_gateway_reads_too_is_pointed_out(tmp_path: Path) -> None:
     found = config(tmp_path)
     shared = {"OPENSHELL_COMPUTE_DRIVER_SOCKET": str(found.bind_socket)}
