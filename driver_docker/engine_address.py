@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = ("unix://", "tcp://", "ssh://", "http://", "https://")
 _UNIX: Final = "unix://"
+_MAY_HOLD_AT: Final = ("/", _UNIX, "ssh://")
 _START_ONE: Final = "start the engine there, or name another with --docker-socket or --docker-context"
 _FIRST_SOCKET: Final = Path("/var/run/docker.sock")
 
@@ -133,8 +134,13 @@ def as_address(configured: str, *, what: str = "socket_path") -> str:
     """A configured socket path or address as an address.
 
     Raises:
-        ConfigurationError: Neither an absolute path nor a known scheme.
+        ConfigurationError: Neither an absolute path nor a known scheme, or with what may be a password, which is not
+            quoted.
     """
+    if "@" in configured and not configured.startswith(_MAY_HOLD_AT):
+        # Addresses are told in logs and errors, and no engine is logged in to this way. Wherever it stands: a password
+        # may hold a slash.
+        raise ConfigurationError(f"{what} must not hold a user or password; name the host alone, and use TLS or ssh://")
     if configured.startswith(_SCHEMES):
         return configured
     if configured.startswith("/"):

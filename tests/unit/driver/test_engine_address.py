@@ -144,6 +144,18 @@ def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path, environment: dic
         urls({"DOCKER_CONFIG": str(tmp_path)} | environment)
 
 
+@pytest.mark.parametrize("scheme", ["tcp://", "http://", "https://", "TCP://", ""])
+def test_a_password_in_an_address_is_refused_and_not_told(tmp_path: Path, scheme: str) -> None:
+    assert urls({"DOCKER_CONFIG": "/nonexistent", "DOCKER_HOST": "unix:///a@b.sock"}) == ["unix:///a@b.sock", *USUAL]
+    host = f"{scheme}user:s/3cr3t@far:2376/x"
+    make_context(tmp_path, "far", host)
+    environment = {"DOCKER_CONFIG": str(tmp_path)}
+    for named, ambient in (({"socket_path": host}, {}), ({}, {"DOCKER_HOST": host}), ({}, {"DOCKER_CONTEXT": "far"})):
+        with pytest.raises(ConfigurationError, match="user or password") as refused:
+            urls(environment | ambient, **named)
+        assert "3cr3t" not in refused.value.message
+
+
 @pytest.mark.parametrize(
     ("values", "word"),
     [
