@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import urllib3
 
-from driver_docker.engine import EngineUnreachableError
+from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.engine_http import shaped
 from driver_docker.engine_objects import EngineEvent
 from driver_docker.engine_wire import engine_event
@@ -56,7 +56,7 @@ class DockerEventStream:
                     "looked at again"
                 )
             if self._unreadable:
-                raise EngineUnreachableError(f"an event of the engine cannot be understood ({self._unreadable})")
+                raise EngineUnreachableError(self._unreadable)
             raise EngineUnreachableError("the engine's event stream ended")
 
     def _read(self) -> None:
@@ -65,9 +65,11 @@ class DockerEventStream:
                 self._put(shaped(engine_event, json.loads(line), "an event"))
         except (OSError, AttributeError, urllib3.exceptions.HTTPError):
             pass  # a cut, or our own close: the end mark says so, and `_closed` which of the two
+        except EngineError as error:
+            self._unreadable = error.message
         except Exception as error:
             # An event that is left out would be a gap that nobody knows of; an end has everything looked at again.
-            self._unreadable = type(error).__name__
+            self._unreadable = f"an event of the engine cannot be understood ({type(error).__name__})"
         finally:
             self._put(None)
 
