@@ -68,7 +68,7 @@ class ConnectionKeeper:
 
         Raises:
             TransportLostError: the connection failed and was not replaced.
-            ConfirmError: the boundary confirmed something else than it was launched as.
+            ConfirmError: the boundary confirmed something else than it was launched as, now or before.
             BackendError: the boundary's error frame.
         """
         loop = asyncio.get_running_loop()
@@ -80,6 +80,7 @@ class ConnectionKeeper:
             try:
                 result = await connection.exchange(envelope, timeout_seconds=timeout_seconds)
             except TransportLostError as lost:
+                self._require_usable()
                 if not recovers:
                     raise
                 now = loop.time()
@@ -100,11 +101,12 @@ class ConnectionKeeper:
 
         Raises:
             TokenError: the token has no readable epoch, or the boundary refuses it; the one before stays in use.
-            ConfirmError: the boundary confirmed something else than it was launched as.
+            ConfirmError: the boundary confirmed something else than it was launched as, now or before.
             BackendError: the boundary does not confirm, or not in time.
         """
         renewed_epoch = read_auth_epoch(sandbox_token)
         async with self._replacing:
+            self._require_usable()
             if renewed_epoch == read_auth_epoch(self._token):
                 await self._renew_in_place(self.current, sandbox_token)
                 return
@@ -122,6 +124,10 @@ class ConnectionKeeper:
         """Cut the current connection; idempotent."""
         await self.current.close()
 
+    def _require_usable(self) -> None:
+        if self._shortfall is not None:
+            raise ConfirmError(self._shortfall)
+
     async def _renew_in_place(self, connection: BoundaryConnection, sandbox_token: str) -> None:
         connection.use_token(sandbox_token)
         if self._confirmed and self.confirm is not None:
@@ -136,8 +142,7 @@ class ConnectionKeeper:
 
     async def _replace(self, lost: BoundaryConnection, error: TransportLostError, deadline: float) -> None:
         async with self._replacing:
-            if self._shortfall is not None:
-                raise ConfirmError(self._shortfall)
+            self._require_usable()
             if self.current is not lost:
                 return
             if not self._confirmed or self._recovery_seconds <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import MethodType
 
@@ -314,12 +314,19 @@ def weaken(monkeypatch: pytest.MonkeyPatch, change: Callable[[Result], Result] =
     monkeypatch.setattr(BoundaryConnection, "exchange", changed)
 
 
-async def is_over(client: BackendClient) -> None:
-    """The connection is closed, and nothing is asked of this boundary any more."""
+async def is_over(boundary: Boundary, client: BackendClient) -> None:
+    """The connection is closed, and nothing is asked of this boundary any more, whatever is called."""
     async with asyncio.timeout(10):
         await client.connection_lost.wait()
-    with pytest.raises(ConfirmError, match="filesystem_confinement"):
-        await client.signal(MAIN, Signal.TERM)
+    attempts: tuple[Callable[[], Awaitable[object]], ...] = (
+        lambda: client.signal(MAIN, Signal.TERM),
+        client.terminate_boundary,
+        lambda: client.renew_token(boundary.token()),
+        lambda: client.renew_token(boundary.token(auth_epoch=2)),
+    )
+    for attempt in attempts:
+        with pytest.raises(ConfirmError, match="filesystem_confinement"):
+            await attempt()
 
 
 async def test_weaker_evidence_after_a_loss_ends_the_use_of_a_boundary(
@@ -331,7 +338,7 @@ async def test_weaker_evidence_after_a_loss_ends_the_use_of_a_boundary(
     with pytest.raises(ConfirmError, match="does not enforce filesystem_confinement"):
         await client.wait(MAIN)
     monkeypatch.undo()
-    await is_over(client)
+    await is_over(boundary, client)
     assert "signal term" not in boundary.backend.calls
 
 
@@ -349,7 +356,7 @@ async def test_weaker_evidence_in_a_probe_ends_the_use_of_a_boundary(
     client._keeper.current.exchange = MethodType(breaks, client._keeper.current)  # type: ignore[method-assign]
     with pytest.raises(ConfirmError, match="filesystem_confinement"):
         await client.wait(MAIN)
-    await is_over(client)
+    await is_over(boundary, client)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
