@@ -20,6 +20,12 @@ DEFAULT_POLICY = sandbox_pb2.SandboxPolicy(
 )
 
 
+async def offer(call: grpc.aio.StreamStreamCall[Any, Any], first: pb.SupervisorMessage) -> None:
+    """Begin a session with any message, for `refused`: the write too may tell a refusal, once it is there."""
+    await call.write(first)
+    await call.read()
+
+
 class ScriptedSupervisor:
     """Speaks with the credentials that the gateway gave the driver for one sandbox."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from scripted.gateway_bench import WORKSPACE, GatewayBench, refused
-from scripted.supervisor import ScriptedSupervisor
+from scripted.supervisor import ScriptedSupervisor, offer
 
 from openshell.wire.datamodel.v1.datamodel_pb2 import WorkspaceSelector
 from openshell.wire.sandbox.v1 import sandbox_pb2
@@ -94,9 +94,8 @@ async def test_a_supervisor_speaks_for_its_own_sandbox_only(bench: GatewayBench)
     await refused(
         supervisor.stub.ListSandboxes(listing, metadata=supervisor.metadata), grpc.StatusCode.PERMISSION_DENIED
     )
-    call = supervisor.stub.ConnectSupervisor()
-    await call.write(pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id=supervisor.sandbox_id)))
-    assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+    hello = pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id=supervisor.sandbox_id))
+    await refused(offer(supervisor.stub.ConnectSupervisor(), hello), grpc.StatusCode.UNAUTHENTICATED)
 
 
 async def test_a_token_outlives_its_sandbox_without_effect(bench: GatewayBench) -> None:

@@ -8,6 +8,7 @@ import grpc
 import pytest
 from scripted.compute_driver import condition
 from scripted.gateway_bench import GatewayBench, condition_of, ready, refused, rest
+from scripted.supervisor import offer
 
 from openshell.wire.v1 import openshell_pb2 as pb
 
@@ -96,21 +97,20 @@ async def test_ready_rests_on_the_session_of_the_admitted_instance(bench: Gatewa
 
 async def test_the_first_message_must_be_a_hello(bench: GatewayBench) -> None:
     supervisor = bench.supervisor(await bench.create())
-    call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
-    await call.write(pb.SupervisorMessage(heartbeat=pb.SupervisorHeartbeat()))
-    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-    call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
-    await call.done_writing()
-    assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-    call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
-    await call.write(pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id="other", instance_id="i")))
-    assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
+    invalid = grpc.StatusCode.INVALID_ARGUMENT
+
+    def session() -> grpc.aio.StreamStreamCall[Any, Any]:
+        return supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
+
+    await refused(offer(session(), pb.SupervisorMessage(heartbeat=pb.SupervisorHeartbeat())), invalid)
+    silent = session()
+    await silent.done_writing()
+    assert await silent.code() == invalid
+    other = pb.SupervisorMessage(hello=pb.SupervisorHello(sandbox_id="other", instance_id="i"))
+    await refused(offer(session(), other), grpc.StatusCode.PERMISSION_DENIED)
     for instance in ("", "i", "x" * 100_000):
-        call = supervisor.stub.ConnectSupervisor(metadata=supervisor.metadata)
         hello = pb.SupervisorHello(sandbox_id=supervisor.sandbox_id, instance_id=instance)
-        await call.write(pb.SupervisorMessage(hello=hello))
-        assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-        assert "instance_id must be a UUID" in (await call.details() or "")
+        await refused(offer(session(), pb.SupervisorMessage(hello=hello)), invalid, "instance_id must be a UUID")
     assert (await bench.get()).status.main_process_instance_id == ""
 
 
