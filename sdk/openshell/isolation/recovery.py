@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TypeVar
 
 from openshell.isolation.boundary_connection import BoundaryConnection, BoundaryTarget
 from openshell.isolation.envelope import RequestEnvelope
@@ -17,6 +18,8 @@ from openshell.isolation.errors import (
 )
 from openshell.isolation.operations import Attached, Confirmed, Result
 from openshell.isolation.tokens import read_auth_epoch
+
+_R = TypeVar("_R", bound=Result)
 
 logger = logging.getLogger(__name__)
 
@@ -136,8 +139,7 @@ class ConnectionKeeper:
             except TokenError:
                 connection.use_token(self._token)
                 raise
-            _expect(result, Confirmed)
-            await self._check(connection, result)
+            await self._check(connection, _expect(result, Confirmed))
         self._token = sandbox_token
 
     async def _replace(self, lost: BoundaryConnection, error: TransportLostError, deadline: float) -> None:
@@ -192,21 +194,17 @@ class ConnectionKeeper:
         try:
             if self.attach is not None:
                 attached = await connection.exchange(self.attach, timeout_seconds=ATTACH_SECONDS)
-                _expect(attached, Attached)
-                require_generation(self._target, attached)
+                require_generation(self._target, _expect(attached, Attached))
             if self._confirmed and self.confirm is not None:
                 confirmed = await connection.exchange(self.confirm, timeout_seconds=REQUEST_SECONDS)
-                _expect(confirmed, Confirmed)
-                await self._check(connection, confirmed)
+                await self._check(connection, _expect(confirmed, Confirmed))
         except BaseException:
             await connection.close()
             raise
         return connection
 
-    async def _check(self, connection: BoundaryConnection, result: Result) -> None:
+    async def _check(self, connection: BoundaryConnection, result: Confirmed) -> None:
         """Hold a confirmation against the descriptor; one that falls short is the end of this boundary's use."""
-        if not isinstance(result, Confirmed):
-            return
         descriptor = self._target.descriptor
         try:
             result.confirmation.require(
@@ -223,16 +221,17 @@ class ConnectionKeeper:
             raise
 
 
-def require_generation(target: BoundaryTarget, result: Result) -> None:
+def require_generation(target: BoundaryTarget, attached: Attached) -> None:
     """Check that an Attach was answered for the generation that is meant.
 
     Raises:
         DescriptorError: it was answered for another one.
     """
-    if isinstance(result, Attached) and result.snapshot.generation != target.descriptor.generation:
+    if attached.snapshot.generation != target.descriptor.generation:
         raise DescriptorError("the boundary attached another generation")
 
 
-def _expect(result: Result, expected: type[Result]) -> None:
+def _expect(result: Result, expected: type[_R]) -> _R:
     if not isinstance(result, expected):
         raise DescriptorError(f"the boundary answered a replay with {result.TAG[1]}")
+    return result

@@ -31,6 +31,7 @@ from openshell.isolation.operations import (
     ExitStatus,
     Result,
     Signal,
+    Signaled,
     Wait,
 )
 
@@ -386,6 +387,17 @@ async def test_a_replacement_of_another_generation_is_refused(
     weaken(monkeypatch, of_another)
     await cut_and_wait(boundary, client)
     with pytest.raises(DescriptorError, match="attached another generation"):
+        await client.wait(MAIN)
+
+
+@pytest.mark.parametrize("replayed", [Attached, Confirmed])
+async def test_a_replay_that_is_answered_with_something_else_is_refused(
+    boundary: Boundary, monkeypatch: pytest.MonkeyPatch, replayed: type[Result]
+) -> None:
+    client = await recovering(boundary)
+    weaken(monkeypatch, lambda result: Signaled() if isinstance(result, replayed) else result)
+    await cut_and_wait(boundary, client)
+    with pytest.raises(DescriptorError, match="answered a replay with signaled"):
         await client.wait(MAIN)
 
 
