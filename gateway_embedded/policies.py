@@ -9,16 +9,18 @@ from datetime import datetime
 from gateway_embedded.admission import EffectiveConfiguration
 from gateway_embedded.errors import InvalidRequestError
 from gateway_embedded.sandboxes import ConfigurationVersion, PolicyRevision, PolicyState, SandboxRecord
+from openshell.isolation.policy_grammar import POLICY_VERSION, is_normal_path, is_numeric, numeric_id
+from openshell.isolation.protocol_types import LandlockRequirement
 from openshell.wire.sandbox.v1 import sandbox_pb2
 
 NO_PROVIDERS_REVISION = 1
 """Revision of the provider environment of a sandbox without providers: it is empty and never changes."""
 
-_KNOWN_VERSIONS = (0, 1)
+_KNOWN_VERSIONS = (0, POLICY_VERSION)
 """Versions of the policy schema; 0 is one that its author left out."""
 
-_LANDLOCK_COMPATIBILITIES = ("", "best_effort", "hard_requirement")
-_MAX_NUMERIC_ID = 2**32 - 2
+_LANDLOCK_COMPATIBILITIES = ("", *LandlockRequirement)
+"""What a policy may ask of Landlock; empty is what its author left out."""
 
 STORED_POLICY_INVALID_TEXT = (
     "Stored policy structure or safety validation failed; submit a complete valid replacement policy"
@@ -38,38 +40,33 @@ def check_policy(policy: sandbox_pb2.SandboxPolicy) -> None:
             normalised, or the workload would run as root.
     """
     if policy.version not in _KNOWN_VERSIONS:
-        raise InvalidRequestError(f"policy version {policy.version} is not known, only 1", field="policy.version")
+        raise InvalidRequestError(
+            f"policy version {policy.version} is not known, only {POLICY_VERSION}", field="policy.version"
+        )
     compatibility = policy.landlock.compatibility
     if compatibility not in _LANDLOCK_COMPATIBILITIES:
         raise InvalidRequestError(
-            f"landlock.compatibility {compatibility[:80]!r} is not best_effort or hard_requirement",
+            f"landlock.compatibility {compatibility[:80]!r} is not {' or '.join(LandlockRequirement)}",
             field="policy.landlock.compatibility",
         )
     for name, paths in (("read_only", policy.filesystem.read_only), ("read_write", policy.filesystem.read_write)):
         for path in paths:
-            if not _is_normal(path):
+            if not is_normal_path(path):
                 raise InvalidRequestError(
                     f"policy path {path[:200]!r} must be absolute, without '.', '..' and empty parts",
                     field=f"policy.filesystem.{name}",
                 )
     for name, value in (("run_as_user", policy.process.run_as_user), ("run_as_group", policy.process.run_as_group)):
-        number = int(value[:20]) if value.isascii() and value.isdigit() else None
+        number = numeric_id(value)
         if value == "root" or number == 0:
             raise InvalidRequestError(
                 f"policy would run the workload as {value[:80]!r}; name a user without privileges",
                 field=f"policy.process.{name}",
             )
-        if number is not None and (len(value) > 20 or number > _MAX_NUMERIC_ID):
+        if number is None and is_numeric(value):
             raise InvalidRequestError(
                 f"{name} {value[:80]!r} is larger than any user or group id", field=f"policy.process.{name}"
             )
-
-
-def _is_normal(path: str) -> bool:
-    """Whether a path is absolute and has no empty, ``.`` or ``..`` part and no NUL. A slash at the end is allowed."""
-    if not path.startswith("/") or "\0" in path:
-        return False
-    return all(part not in ("", ".", "..") for part in path.removesuffix("/").split("/")[1:])
 
 
 def first_revision(sandbox_id: str, policy: sandbox_pb2.SandboxPolicy, *, now: datetime) -> PolicyRevision:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from openshell.isolation.policy_grammar import is_numeric, numeric_id
+
 FALLBACK_SHELL = "/bin/sh"
 _LARGEST_FILE_BYTES = 1024 * 1024
-_LARGEST_ID = 2**32 - 2
-"""The largest uid or gid; the next number means none at all (chown(2))."""
-_MOST_DIGITS = len(str(_LARGEST_ID))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +37,14 @@ class Accounts:
 
     def uid_of(self, selector: str) -> int | None:
         """The uid that a number or a name stands for; None for an unknown name or what can be no uid."""
-        if _is_digits(selector):
-            return _number(selector)
+        if is_numeric(selector):
+            return numeric_id(selector)
         return next((account.uid for account in self.users if account.name == selector), None)
 
     def gid_of(self, selector: str) -> int | None:
         """The gid that a number or a name stands for; None for an unknown name or what can be no gid."""
-        if _is_digits(selector):
-            return _number(selector)
+        if is_numeric(selector):
+            return numeric_id(selector)
         return next((gid for name, gid in self.groups if name == selector), None)
 
     def login_shell(self, uid: int) -> str:
@@ -61,13 +60,13 @@ def parse_accounts(passwd: str, group: str) -> Accounts:
         fields = line.split(":")
         if len(fields) != 7:
             continue
-        uid, gid = _number(fields[2]), _number(fields[3])
+        uid, gid = numeric_id(fields[2]), numeric_id(fields[3])
         if uid is not None and gid is not None:
             users.append(Account(name=fields[0], uid=uid, gid=gid, home=fields[5], shell=fields[6]))
     groups = []
     for line in group.splitlines():
         fields = line.split(":")
-        gid = _number(fields[2]) if len(fields) == 4 else None
+        gid = numeric_id(fields[2]) if len(fields) == 4 else None
         if gid is not None:
             groups.append((fields[0], gid))
     return Accounts(users=tuple(users), groups=tuple(groups))
@@ -84,15 +83,3 @@ def _text(path: Path) -> str:
             return stream.read(_LARGEST_FILE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
-
-
-def _is_digits(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def _number(text: str) -> int | None:
-    """The uid or gid that a text is; None for anything else. Python refuses to read very long numbers at all."""
-    digits = text.lstrip("0") or "0"
-    if not _is_digits(text) or len(digits) > _MOST_DIGITS or int(digits) > _LARGEST_ID:
-        return None
-    return int(digits)

@@ -241,6 +241,7 @@ def test_an_unknown_log_level_is_refused(level: str) -> None:
         ({"filesystem": {"read_write": ["/a/.."]}}, "policy.filesystem.read_write"),
         ({"filesystem": {"read_write": [""]}}, "policy.filesystem.read_write"),
         ({"process": {"run_as_user": "00"}}, "policy.process.run_as_user"),
+        ({"process": {"run_as_user": "0" * 25}}, "policy.process.run_as_user"),
         ({"process": {"run_as_group": "root"}}, "policy.process.run_as_group"),
         ({"process": {"run_as_user": "4294967295"}}, "policy.process.run_as_user"),
         ({"process": {"run_as_user": "9" * 5000}}, "policy.process.run_as_user"),
@@ -262,6 +263,7 @@ def test_what_no_boundary_would_take_is_refused_where_its_author_sees_it(policy:
         {"version": 1, "landlock": {"compatibility": "hard_requirement"}},
         {"landlock": {"compatibility": "best_effort"}, "filesystem": {"read_only": ["/", "/usr/", "/.x/..y"]}},
         {"process": {"run_as_user": "1000", "run_as_group": "agent"}},
+        {"process": {"run_as_user": "0" * 20 + "1000"}},
     ],
 )
 def test_policies_that_are_taken(policy: dict[str, Any]) -> None:

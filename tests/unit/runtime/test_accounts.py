@@ -33,6 +33,7 @@ GROUP = "root:x:0:\nagents:x:1001:agent\nbroken:x:\n"
         ("4294967295", None),
         ("9" * 5000, None),
         ("0" * 5000 + "7", 7),
+        ("0" * 20 + "1000", 1000),
     ],
 )
 def test_a_user_is_a_name_or_a_number(selector: str, uid: int | None) -> None:
