@@ -100,7 +100,7 @@ class Provisioner:
         if failed is None or failed.record.phase is not RecordPhase.FAILED:
             return
         await end_launch(failed)
-        await remove_sandbox(services.engine, services.owner, sandbox_id)
+        await remove_sandbox(services.engine, services.owner, sandbox_id, failed.container_ids)
         await services.remove_files(failed, LAUNCH_FILES)
         services.table.discard(failed)
 

@@ -6,6 +6,7 @@ Nothing is touched that does not carry this driver's own owner label (compute-dr
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels, log_secrets
@@ -108,14 +109,16 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
         failure = Failure(
             reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now(), untold=True
         )
-        sandbox.record = record.changed(
-            now(), phase=RecordPhase.FAILED, failure=failure, workload_id="", supervisor_id=""
-        )
+        sandbox.record = record.changed(now(), phase=RecordPhase.FAILED, failure=failure)
         await services.save_quietly(sandbox)
     if sandbox.record.phase is RecordPhase.FAILED:
         files_gone = await services.remove_files(sandbox, LAUNCH_FILES)
         removal = remove_sandbox(services.engine, services.owner, record.sandbox_id, containers)
-        sandbox.cleared = await _tolerant(services, record.sandbox_id, removal) and files_gone
+        if await _tolerant(services, record.sandbox_id, removal):
+            if containers:
+                sandbox.record = replace(sandbox.record, workload_id="", supervisor_id="")
+                await services.save_quietly(sandbox)
+            sandbox.cleared = files_gone
         return
     try:
         sandbox.workload = await services.engine.inspect_container(record.workload_id)

@@ -127,18 +127,25 @@ async def test_no_secret_of_a_launch_that_was_cut_stays_on_the_disk(driver: Memo
     await reclaim(services)
     (sandbox,) = services.table
     assert (sandbox.record.phase, sandbox.cleared) == (RecordPhase.FAILED, True)
+    (stored,) = services.store.load().records
+    assert stored == sandbox.record
+    assert sandbox.container_ids == frozenset()  # it names containers no more
     assert [file.name for file in (services.store.directory / "sb").iterdir()] == [RECORD_FILE]
     assert (driver.engine.containers, driver.engine.volumes) == ({}, {})
 
 
-async def test_what_is_left_of_a_failed_launch_is_not_taken_for_cleared(driver: MemoryDriver) -> None:
+@pytest.mark.parametrize("phase", [RecordPhase.PROVISIONING, RecordPhase.FAILED])
+async def test_what_is_left_of_a_failed_launch_is_not_taken_for_cleared(
+    driver: MemoryDriver, phase: RecordPhase
+) -> None:
     services = driver.services
-    services.store.save(record(phase=RecordPhase.FAILED))
+    services.store.save(record(phase=phase))
     driver.hold_volume("supervisor")
     driver.engine.refuse = lambda call, _: EngineRefusedError("no") if call == "remove_volume" else None
     await reclaim(services)
     (sandbox,) = services.table
     assert not sandbox.cleared
+    assert sandbox.container_ids == {WORKLOAD, SUPERVISOR}  # the next try names them too
 
 
 async def test_a_deletion_that_the_disk_refuses_is_left_to_a_look(
