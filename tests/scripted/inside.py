@@ -53,11 +53,12 @@ def entry_of(driver: Driver, sandbox_id: str) -> Sandbox:
 
 async def launch_over(sandbox: Sandbox) -> None:
     """Until its launch has ended, if there ever was one, and what a failed one leaves to be done is done."""
-    if sandbox.launch_task is not None:
-        await asyncio.wait([sandbox.launch_task], timeout=30)
-    names = {f"clear {sandbox.sandbox_id}", f"finish {sandbox.sandbox_id}"}
-    if following := [task for task in asyncio.all_tasks() if task.get_name() in names]:
-        await asyncio.wait(following, timeout=30)
+    async with asyncio.timeout(30):
+        if sandbox.launch_task is not None:
+            await asyncio.wait([sandbox.launch_task])
+        names = {f"clear {sandbox.sandbox_id}", f"finish {sandbox.sandbox_id}"}
+        if following := [task for task in asyncio.all_tasks() if task.get_name() in names]:
+            await asyncio.wait(following)
 
 
 async def ask_create(link: ComputeGateway, wanted: pb.DriverSandbox) -> None:
