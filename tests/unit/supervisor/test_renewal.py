@@ -122,6 +122,7 @@ async def test_a_renewal_that_was_asked_for_meanwhile_replaces_the_planned_one(
     await renewal.renew()
     await keeping
     assert boundary.tokens == ["sandbox-1"]
+    assert len(fake.of("RefreshSandboxToken")) == 1
 
 
 @pytest.mark.parametrize(("expiries", "first"), [((0, 0), 0), ((7, 0), 7), ((0, 7), 7), ((9, 7), 7), ((), 0)])
