@@ -146,7 +146,8 @@ class RecordStore:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            raise RecordError(f"{file} cannot be read: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            raise RecordError(f"{file} cannot be read: {why}") from error
         if not name:
             raise RecordError(
                 f"{file} is empty; restore it, with the value of the containers' label openshell.ai/driver-owner"
@@ -161,7 +162,7 @@ class RecordStore:
         try:
             if self._folders() or os.path.lexists(self._directory / JOURNAL_FILE):
                 return
-        except OSError:
+        except RecordError:
             return  # what cannot be looked at is not known to be empty
         is_made = os.path.lexists(self._directory / _MADE_FILE)
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -176,11 +177,7 @@ class RecordStore:
             RecordError: The folder itself cannot be read.
         """
         records, unreadable, without = [], [], []
-        try:
-            entries = self._folders()
-        except OSError as error:
-            raise RecordError(f"state folder {self._directory} cannot be read: {error.strerror}") from error
-        for sandbox_id in sorted(entry.name for entry in entries if is_sandbox_id(entry.name)):
+        for sandbox_id in sorted(entry.name for entry in self._folders() if is_sandbox_id(entry.name)):
             file = self._directory / sandbox_id / RECORD_FILE
             try:
                 records.append(decode(read_regular(file), sandbox_id))
@@ -197,7 +194,8 @@ class RecordStore:
         Only for a driver that is coming up: it writes nothing yet, and nobody else may.
 
         Raises:
-            RecordError: The disk refused something; everything else is removed all the same.
+            RecordError: The folder itself cannot be read, or the disk refused something; everything else is removed
+                all the same.
         """
         refused: list[str] = []
         for folder in (self._directory, *(self._directory / entry.name for entry in self._folders())):
@@ -215,11 +213,18 @@ class RecordStore:
             raise RecordError(f"not all of state folder {self._directory} can be cleared: {'; '.join(refused)}")
 
     def _folders(self) -> list[os.DirEntry[str]]:
+        """The folders in the namespace's own; none where that does not exist.
+
+        Raises:
+            RecordError: It cannot be read.
+        """
         try:
             with os.scandir(self._directory) as entries:
                 return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise RecordError(f"state folder {self._directory} cannot be read: {error.strerror}") from error
 
     def save(self, record: SandboxRecord) -> None:
         """Write one record, durably.

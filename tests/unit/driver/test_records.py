@@ -164,6 +164,29 @@ def test_a_name_of_the_driver_that_is_gone_is_not_made_up_beside_sandboxes(store
     assert RecordStore(store.directory).open()
 
 
+def test_a_state_folder_that_cannot_be_read_is_told(store: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    (store.directory / ".driver-owner").unlink()
+
+    def fail(_: Path) -> Any:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("os.scandir", fail)
+        for look in (store.load, store.sweep, store.open):
+            with pytest.raises(RecordError, match="cannot be read: Input/output error"):
+                look()
+        store.forget()
+    assert store.directory.exists()
+
+
+def test_a_name_of_the_driver_that_the_disk_does_not_give_is_told_without_numbers(store: RecordStore) -> None:
+    (store.directory / ".driver-owner").unlink()
+    (store.directory / ".driver-owner").mkdir()
+    with pytest.raises(RecordError) as told:
+        store.driver_name()
+    assert told.value.message == f"{store.directory}/.driver-owner cannot be read: Is a directory"
+
+
 def test_the_last_verdicts_are_kept(store: RecordStore) -> None:
     for number in range(MAX_EXITS + 3):
         store.add_exit("sb-1", verdict={"n": str(number)}, message="m", tail="t", at=AT)
