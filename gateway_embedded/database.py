@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, SQLAlchemyError
 
 from gateway_embedded.errors import ConfigurationError, GatewayError, StoreError
-from gateway_embedded.tables import EVENTS, GATEWAY, METADATA, SANDBOXES, SCHEMA_VERSION
+from gateway_embedded.tables import EVENTS, FORMER_REPLIES, GATEWAY, METADATA, SANDBOXES, SCHEMA_VERSION
 
 _T = TypeVar("_T")
 
@@ -94,10 +94,19 @@ def _prepare(db: sa.Connection) -> None:
             f"the state is of version {version}, this gateway reads version {SCHEMA_VERSION}; "
             "use a new state folder or the gateway that wrote it"
         )
+    _forget_former_replies(db)
     db.execute(sa.delete(EVENTS).where(EVENTS.c.sandbox_id.not_in(sa.select(SANDBOXES.c.id))))
 
 
+def _forget_former_replies(db: sa.Connection) -> None:
+    if db.dialect.name == "sqlite":
+        # Else what the table held would stay readable in the file.
+        db.exec_driver_sql("PRAGMA secure_delete=ON")
+    FORMER_REPLIES.drop(db, checkfirst=True)
+
+
 def _unusable(error: SQLAlchemyError) -> StoreError:
-    # The library's own text would quote the statement with its values.
-    cause = str(error.orig) if isinstance(error, DBAPIError) else type(error).__name__
+    # The library's own text would quote the statement with its values; a database quotes the row that it refuses.
+    quotes_a_row = isinstance(error, IntegrityError | DataError)
+    cause = str(error.orig) if isinstance(error, DBAPIError) and not quotes_a_row else type(error).__name__
     return StoreError(f"the gateway's state could not be read or written: {cause}")

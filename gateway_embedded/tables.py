@@ -58,6 +58,9 @@ REQUESTS = sa.Table(
 )
 """Requests that named an id; one without a reply was begun and has no known outcome."""
 
+FORMER_REPLIES = sa.Table("replies", sa.MetaData())
+"""What `REQUESTS` took the place of. It held whole answers, the environments of sandboxes with them."""
+
 
 def micros(moment: datetime) -> int:
     """A time as it is stored: microseconds since 1970."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import uuid
 from collections.abc import AsyncIterator
@@ -9,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 
 from gateway_embedded.background import BackgroundTasks
 from gateway_embedded.database import Database
@@ -263,6 +265,36 @@ async def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="999"):
         await database.open()
     await database.close()
+
+
+async def test_whole_replies_of_an_earlier_release_are_forgotten(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite3"
+    database = Database(f"sqlite:///{path}")
+    await database.open()
+    await database.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE replies (request_id TEXT PRIMARY KEY, reply BLOB)")
+        connection.execute("INSERT INTO replies VALUES ('r', 'TOKEN=secret')")
+        connection.commit()
+    assert b"TOKEN=secret" in path.read_bytes()
+    database = Database(f"sqlite:///{path}")
+    await database.open()
+    await database.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master WHERE name = 'replies'").fetchall() == []
+    assert b"TOKEN=secret" not in path.read_bytes()
+
+
+@pytest.mark.parametrize("kind", [sa.exc.IntegrityError, sa.exc.DataError])
+async def test_a_database_that_quotes_the_row_it_refuses_is_not_quoted(
+    database: Database, kind: type[sa.exc.DBAPIError]
+) -> None:
+    def work(_: sa.Connection) -> None:
+        raise kind("INSERT ...", None, Exception("DETAIL: Failing row contains (id, TOKEN=secret)"))
+
+    with pytest.raises(StoreError, match=kind.__name__) as caught:
+        await database.run(work)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_record_does_not_print_its_spec() -> None:
