@@ -137,21 +137,12 @@ class Provisioner:
         services = self._services
         if sandbox.record.phase is not RecordPhase.PROVISIONING:
             return  # a delete has taken over
-        reason, message = as_failure(error)
-        failure = Failure(reason=reason, message=message, at=now(), untold=True)
-        if isinstance(error, ExitBeforeReadyError):
-            failure = failure_of(error.exit.verdict)
+        failure = failure_from(error)
         sandbox.intentional |= sandbox.container_ids
         sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.FAILED, failure=failure)
         sandbox.workload = None
         services.log_of(sandbox).warning("launch failed", reason=failure.reason, message=failure.message)
-        # Written before it is told: its containers, which are the evidence, are about to be removed.
-        if isinstance(error, ExitBeforeReadyError):
-            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
-        else:
-            await services.save_quietly(sandbox)
-        if services.tell_failure(sandbox):
-            await services.save_quietly(sandbox)
+        await record_and_tell(services, sandbox, error)
 
     async def clear_failed(self, sandbox: Sandbox) -> None:
         """Take a turn to remove what a failed launch left; a look tries it again while it fails."""
@@ -174,6 +165,27 @@ class Provisioner:
         if told:
             services.publish_snapshot(sandbox)  # it names a container no more
         sandbox.cleared = files_gone
+
+
+def failure_from(error: Exception) -> Failure:
+    """What the record and the condition say of whatever ended a launch or start; nobody was told of it yet."""
+    if isinstance(error, ExitBeforeReadyError):
+        return failure_of(error.exit.verdict)
+    reason, message = as_failure(error)
+    return Failure(reason=reason, message=message, at=now(), untold=True)
+
+
+async def record_and_tell(services: Services, sandbox: Sandbox, error: Exception) -> None:
+    """Write the failure of a launch or start that is in the record, and what a container that ended left; then tell it.
+
+    Written first: what is evidence of it in the engine is about to be removed.
+    """
+    if isinstance(error, ExitBeforeReadyError):
+        await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
+    else:
+        await services.save_quietly(sandbox)
+    if services.tell_failure(sandbox):
+        await services.save_quietly(sandbox)
 
 
 async def come_through(services: Services, exits: Exits, sandbox: Sandbox) -> None:

@@ -7,18 +7,17 @@ of the engine and restarts of the driver, until it is ready, fails, or is stoppe
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from driver_docker.concurrency import uninterrupted
 from driver_docker.engine import EngineUnreachableError
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import DriverError, InvalidRequestError, PreconditionError, SandboxNotFoundError
-from driver_docker.exits import failure_of
 from driver_docker.launch import ExitBeforeReadyError, check_fence
-from driver_docker.launch_steps import as_failure
-from driver_docker.provision import come_through
+from driver_docker.provision import come_through, failure_from, record_and_tell
 from driver_docker.relaunch import Relauncher
-from driver_docker.sandbox_record import Failure, RecordPhase
+from driver_docker.sandbox_record import RecordPhase
 from driver_docker.services import now
 from driver_docker.turns import LAUNCHING, end_launch, has_launch
 from driver_docker.verdict import Reason
@@ -265,18 +264,10 @@ class Starter:
         services = self._services
         if sandbox.record.phase is not RecordPhase.STARTING:
             return
-        reason, message = as_failure(error)
-        if not isinstance(error, ExitBeforeReadyError) and reason == Reason.CONTAINER_CREATE_FAILED:
-            reason = Reason.CONTAINER_START_FAILED
-        failure = Failure(reason=reason, message=message, at=now(), untold=True)
-        if isinstance(error, ExitBeforeReadyError):
-            failure = failure_of(error.exit.verdict)
+        failure = failure_from(error)
+        if not isinstance(error, ExitBeforeReadyError) and failure.reason == Reason.CONTAINER_CREATE_FAILED:
+            failure = replace(failure, reason=Reason.CONTAINER_START_FAILED)
         sandbox.judged |= sandbox.container_ids
         sandbox.record = sandbox.record.changed(now(), phase=RecordPhase.ACTIVE, failure=failure)
         services.log_of(sandbox).warning("start failed", reason=failure.reason, message=failure.message)
-        if isinstance(error, ExitBeforeReadyError):
-            await services.record_exit(sandbox, error.exit.verdict, error.exit.tail)
-        else:
-            await services.save_quietly(sandbox)
-        if services.tell_failure(sandbox):
-            await services.save_quietly(sandbox)
+        await record_and_tell(services, sandbox, error)
