@@ -144,14 +144,13 @@ class Gateway:
         server.add_generic_rpc_handlers((dispatcher.generic_handler(),))
         host = f"[{self._config.listen_host}]" if ":" in self._config.listen_host else self._config.listen_host
         address = f"{host}:{self._config.listen_port}"
-        cure = "end what uses it, or choose another port with --listen (0 takes any free one)"
         fault = binding_fault(self._config.listen_host, self._config.listen_port)
         if fault:
-            raise ConfigurationError(f"cannot listen on {address}: {fault}; {cure}")
+            raise ConfigurationError(f"cannot listen on {address}: {fault}")
         try:
             self.port = server.add_insecure_port(address)
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {address}; {cure}") from error
+            raise ConfigurationError(f"cannot listen on {address}; choose another with --listen") from error
         await server.start()
 
         async def close() -> None:

@@ -19,6 +19,7 @@ import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from gateway_embedded.errors import ConfigurationError
+from openshell.isolation.errors import cause_of
 
 _log = structlog.get_logger("gateway.client-config")
 
@@ -87,7 +88,7 @@ class ClientRegistration:
         except OSError as error:
             self.release()
             raise ConfigurationError(
-                f"the clients' configuration in {self.root} cannot be written: {error.strerror}; "
+                f"the clients' configuration in {self.root} cannot be written: {cause_of(error)}; "
                 "name another --client-config, or none"
             ) from error
 

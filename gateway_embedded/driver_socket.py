@@ -11,6 +11,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from openshell.isolation.errors import cause_of
+
 _ANSWER_SECONDS = 1.0
 _FRAME_HEADER_BYTES = 9
 _FRAME_TYPE_AT = 3
@@ -107,7 +109,7 @@ def _fault_of(path: Path, error: OSError) -> SocketFault:
             )
         case _:
             return SocketFault(
-                cause=error.strerror or type(error).__name__,
+                cause=cause_of(error),
                 cure="check that the driver runs and that --compute-driver-socket names its socket",
             )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import os
+import errno
 import socket
+
+from openshell.isolation.errors import cause_of
 
 _LARGEST_PORT = 65535
 
@@ -23,14 +25,14 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def binding_fault(host: str, port: int) -> str:
-    """Why an address cannot be listened on; empty when it can, or when nothing is known against it.
+    """Why an address cannot be listened on, and what to do; empty when it can, or when nothing is known against it.
 
     grpc itself tells no cause, and writes lines of its own to standard error.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        return f"{host} has no address: {error.strerror}"
+        return f"{host} has no address: {cause_of(error)}; choose another address with --listen"
     faults: list[str] = []
     for family, kind, protocol, _, address in found:
         try:
@@ -38,7 +40,17 @@ def binding_fault(host: str, port: int) -> str:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:
-            faults.append(os.strerror(error.errno).lower() if error.errno else str(error))
+            faults.append(f"{cause_of(error).lower()}; {_cure_of(error)}")
         else:
             return ""
     return faults[0]
+
+
+def _cure_of(error: OSError) -> str:
+    match error.errno:
+        case errno.EADDRINUSE:
+            return "end what uses it, or choose another port with --listen (0 takes any free one)"
+        case errno.EACCES | errno.EPERM:
+            return "choose a port that this user may listen on with --listen (0 takes any free one)"
+        case _:
+            return "choose another address with --listen"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway_embedded.errors import ConfigurationError
+from openshell.isolation.errors import cause_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class StateDir:
             descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigurationError(
-                f"the state folder {path} cannot be used: {error.strerror}; name another with --state-dir"
+                f"the state folder {path} cannot be used: {cause_of(error)}; name another with --state-dir"
             ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -81,6 +81,12 @@ def test_a_process_out_of_files_is_told_so_and_may_try_again(tmp_path: Path, mon
     assert (fault.cause, fault.lasting) == ("Too many open files", False)
 
 
+def test_a_failure_without_a_number_is_told_in_its_own_words(tmp_path: Path) -> None:
+    fault = connection_fault(tmp_path / ("x" * 200))
+    assert fault is not None
+    assert fault.cause == "AF_UNIX path too long"
+
+
 def test_a_socket_that_its_driver_left_behind_may_be_taken_over(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "left"))
