@@ -105,11 +105,6 @@ class Reconnect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RenewTokens:
-    """Exchange the tokens for fresh ones, then try again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GiveUp:
     """No session can be had any more."""
 
@@ -118,17 +113,17 @@ class GiveUp:
     private: str = ""
 
 
-NextStep = Stop | Reconnect | RenewTokens | GiveUp
+NextStep = Stop | Reconnect | GiveUp
 
 
-def after_session(end: SessionEnd, *, attempt: int, timing: Timing, renewable: bool = False) -> NextStep:
+def after_session(end: SessionEnd, *, attempt: int, timing: Timing, renewed: bool = False) -> NextStep:
     """Decide what follows the end of a session.
 
     Args:
         end: How it ended.
         attempt: Sessions in a row that ended without having been accepted, this one included; 0 for one that was.
         timing: Pauses.
-        renewable: Whether a renewal of the tokens is worth a try.
+        renewed: Whether a refused token was renewed since, or may still be: it is tried again.
     """
     if isinstance(end, StreamClosed):
         return Stop()
@@ -136,19 +131,13 @@ def after_session(end: SessionEnd, *, attempt: int, timing: Timing, renewable: b
         return GiveUp(
             category=Category.INFRASTRUCTURE, public=f"the gateway rejected the supervisor's session: {end.reason}"
         )
-    if renewable and _refuses_token(end):
-        return RenewTokens()
-    if isinstance(end, StreamLost) and end.status in _FINAL:
+    if isinstance(end, StreamLost) and end.status in _FINAL and not (renewed and _refuses_token(end)):
         missing = end.status is StatusCode.UNIMPLEMENTED
         return GiveUp(
             category=Category.INCOMPATIBLE if missing else Category.INFRASTRUCTURE,
             public=f"the gateway refused the supervisor's session with {end.status.name}",
             private=end.reason,
         )
-    return _reconnect(attempt, timing)
-
-
-def _reconnect(attempt: int, timing: Timing) -> Reconnect:
     return Reconnect(
         pause_seconds=pause_after(max(attempt, 1), timing.first_backoff_seconds, timing.last_reconnect_seconds)
     )
@@ -220,14 +209,12 @@ class SupervisorSession:
             if accepted:
                 attempt = 0
                 left = left if _refuses_token(end) else renew
-            step = after_session(end, attempt=attempt, timing=self._timing, renewable=left is not None)
-            if isinstance(step, RenewTokens) and left is not None:
+            renewed = False
+            if left is not None and _refuses_token(end):
                 renewal = await _renewal(left)
+                renewed = renewal is not _Renewal.REFUSED
                 left = left if renewal is _Renewal.UNANSWERED else None
-                if renewal is _Renewal.REFUSED:
-                    step = after_session(end, attempt=attempt, timing=self._timing)
-                else:
-                    step = _reconnect(attempt, self._timing)
+            step = after_session(end, attempt=attempt, timing=self._timing, renewed=renewed)
             if isinstance(step, Stop):
                 _log.info("the gateway ended the session in order")
                 return
@@ -242,8 +229,7 @@ class SupervisorSession:
             # One warning an outage: the attempts that follow say nothing new.
             level = logging.WARNING if attempt <= 1 else logging.DEBUG
             _log.log(level, "the session with the gateway ended: %s; reconnecting", describe_end(end))
-            if isinstance(step, Reconnect):
-                await asyncio.sleep(step.pause_seconds)
+            await asyncio.sleep(step.pause_seconds)
 
     async def _one_session(self, limit: asyncio.Timeout) -> tuple[SessionEnd, bool]:
         """Run one session; returns how it ended and whether it was ever accepted."""

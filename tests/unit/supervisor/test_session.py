@@ -22,7 +22,6 @@ from supervisor_reference.session import (
     GiveUp,
     NextStep,
     Reconnect,
-    RenewTokens,
     SessionEnd,
     SessionRejected,
     Stop,
@@ -89,10 +88,10 @@ def test_decides_what_follows_a_session(end: SessionEnd, attempt: int, expected:
     assert after_session(end, attempt=attempt, timing=Timing()) == expected
 
 
-def test_a_refused_token_is_renewed_while_that_is_worth_a_try() -> None:
+def test_a_refused_token_that_was_renewed_is_tried_again() -> None:
     refused = lost(StatusCode.UNAUTHENTICATED)
-    assert after_session(refused, attempt=1, timing=Timing(), renewable=True) == RenewTokens()
-    other = after_session(lost(StatusCode.NOT_FOUND), attempt=1, timing=Timing(), renewable=True)
+    assert after_session(refused, attempt=2, timing=Timing(), renewed=True) == Reconnect(pause_seconds=0.2)
+    other = after_session(lost(StatusCode.NOT_FOUND), attempt=1, timing=Timing(), renewed=True)
     assert isinstance(other, GiveUp)
 
 
