@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
-from weakref import WeakValueDictionary
 
-from driver_docker.concurrency import together
+from driver_docker.concurrency import KeyedLocks, together
 from driver_docker.engine import EngineAbsentError, EngineError, EngineRefusedError
 from driver_docker.engine_objects import ContainerSpec
 from driver_docker.identity import MAX_ACCOUNTS_BYTES, Accounts, IdentityError, parse_group, parse_passwd
@@ -30,7 +28,7 @@ class AccountsReader:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._known: OrderedDict[str, Accounts] = OrderedDict()
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = KeyedLocks()
 
     async def read(self, image_id: str, *, container_name: str, labels: Mapping[str, str]) -> Accounts:
         """The accounts of an image.
@@ -44,7 +42,7 @@ class AccountsReader:
             IdentityError: A file is malformed, too large, or no file.
             EngineError: The engine failed.
         """
-        async with self._locks.setdefault(image_id, asyncio.Lock()):
+        async with self._locks.of(image_id):
             if (known := self._known.get(image_id)) is not None:
                 self._known.move_to_end(image_id)
                 return known

@@ -1,9 +1,10 @@
-"""Owned tasks: side by side with one error, and in the background with none lost."""
+"""Owned tasks, side by side with one error and in the background with none lost; and locks by key."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar, overload
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -85,6 +86,21 @@ async def settled(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()  # retrieved, so that it is not reported as forgotten
     raise cancelled
+
+
+class KeyedLocks:
+    """One lock for each key, one and the same as long as anybody has it; a key that nobody uses takes no memory."""
+
+    def __init__(self) -> None:
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def of(self, key: str) -> asyncio.Lock:
+        """The lock of a key."""
+        return self._locks.setdefault(key, asyncio.Lock())
+
+    def __len__(self) -> int:
+        """How many keys are in use."""
+        return len(self._locks)
 
 
 class Background:

@@ -6,11 +6,11 @@ in the middle of that leaves half a tree, so a marker is written last; a volume 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Final
 
 from driver_docker import labels, names
+from driver_docker.concurrency import KeyedLocks
 from driver_docker.engine import EngineAbsentError, EngineConflictError, EngineError
 from driver_docker.engine_objects import ContainerSpec, VolumeMount, VolumeSpec
 from driver_docker.errors import ProvisioningError
@@ -41,7 +41,7 @@ class RuntimeVolumes:
     def __init__(self, engine: Engine, owner: labels.Owner) -> None:
         self._engine = engine
         self._owner = owner
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks = KeyedLocks()
         self._complete: set[str] = set()
 
     async def ensure(self, image: ImageFacts, *, reference: str) -> str:
@@ -58,7 +58,7 @@ class RuntimeVolumes:
         # Of this driver instance alone: a volume of another one, even of a dead one, is never in its way.
         place = f"{self._owner.namespace}/{self._owner.driver}"
         name = names.runtime_volume_name(namespace=place, image_id=image.image_id)
-        async with self._locks.setdefault(name, asyncio.Lock()):
+        async with self._locks.of(name):
             exists = await self._exists(name)
             if exists and name in self._complete:
                 return name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-from weakref import WeakValueDictionary
 
+from driver_docker.concurrency import KeyedLocks
 from driver_docker.errors import (
     InvalidRequestError,
     PreconditionError,
@@ -147,13 +147,13 @@ class SandboxTable:
 
     def __init__(self) -> None:
         self._by_id: dict[str, Sandbox] = {}
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._locks = KeyedLocks()
         self.unreadable: dict[str, str] = {}
         """Sandboxes whose record cannot be read, with the reason: they are here, but cannot be told about."""
 
     def lock_of(self, sandbox_id: str) -> asyncio.Lock:
         """The lock of an id, whether or not there is an entry: one and the same as long as anybody has it."""
-        return self._locks.setdefault(sandbox_id, asyncio.Lock())
+        return self._locks.of(sandbox_id)
 
     def __len__(self) -> int:
         """How many there are."""

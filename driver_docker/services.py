@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
-from weakref import WeakValueDictionary
 
 import structlog
 
 from driver_docker import events
+from driver_docker.concurrency import KeyedLocks
 from driver_docker.errors import RecordError
 from driver_docker.exit_journal import ExitJournal, JournalEntry
 from driver_docker.metrics import Metrics
@@ -64,7 +63,7 @@ class Services:
     """Whether the state folder was found not to be this driver's any more."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
     disk: WorkerPool = field(default_factory=lambda: WorkerPool("records", max_threads=2))
-    _writes: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
+    _writes: KeyedLocks = field(default_factory=KeyedLocks)
 
     @property
     def journal(self) -> ExitJournal:
@@ -133,7 +132,7 @@ class Services:
         Raises:
             RecordError: The disk refused.
         """
-        async with self._writing(sandbox.sandbox_id):
+        async with self._writes.of(sandbox.sandbox_id):
             if not self.table.holds(sandbox):
                 return
             record, sandbox.unsaved = sandbox.record, True
@@ -239,7 +238,7 @@ class Services:
         Raises:
             RecordError: The disk refused; the entry stays.
         """
-        async with self._writing(sandbox_id):
+        async with self._writes.of(sandbox_id):
             found = await self._on_disk(lambda: self.store.remove(sandbox_id))
             if (sandbox := self.table.by_id(sandbox_id)) is not None:
                 self.table.discard(sandbox)  # before the next write of it has its turn
@@ -248,7 +247,7 @@ class Services:
 
     async def _change(self, sandbox: Sandbox, change: Callable[[], None]) -> None:
         """Change files of an entry that is still in the table, one change after the other."""
-        async with self._writing(sandbox.sandbox_id):
+        async with self._writes.of(sandbox.sandbox_id):
             if self.table.holds(sandbox):
                 await self._on_disk(change)
 
@@ -262,6 +261,3 @@ class Services:
             return await self.disk.run(change, to_the_end=True)
         except NoWorkerError as error:
             raise RecordError(f"nothing was written: {error.message}", retryable=True) from error
-
-    def _writing(self, sandbox_id: str) -> asyncio.Lock:
-        return self._writes.setdefault(sandbox_id, asyncio.Lock())

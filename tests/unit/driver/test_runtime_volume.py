@@ -54,9 +54,10 @@ class BinaryEngine:
         self.put.append(tar)
 
 
-async def _deliver(engine: BinaryEngine) -> None:
+async def _deliver(engine: BinaryEngine) -> RuntimeVolumes:
     volumes = RuntimeVolumes(cast("Engine", engine), Owner(namespace="n", driver="d"))
     await volumes.ensure(IMAGE, reference="runtime:1")
+    return volumes
 
 
 async def test_the_loop_goes_on_while_a_binary_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +73,8 @@ async def test_the_loop_goes_on_while_a_binary_is_packed(monkeypatch: pytest.Mon
     delivery = asyncio.create_task(_deliver(engine))
     await asyncio.to_thread(packing.wait, 10)
     loop_went_on.set()
-    await delivery
+    volumes = await delivery
+    assert not volumes._locks
     assert read_single_file(engine.put[0]) == b"binary"
 
 
