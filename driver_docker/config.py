@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-import posixpath
 import re
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +22,7 @@ from driver_docker.http_address import check_http_address
 from driver_docker.image_reference import ImageReferenceError, parse_reference
 from driver_docker.isolation_backends import IsolationBackendTable, RegisteredBackend, check_selectable
 from driver_docker.upstream_proxy import ProxyKeys, check_proxy, check_spiffe_socket
+from driver_docker.workspace import is_plain_path
 from openshell.isolation.documents import BUILT_IN_BACKEND
 
 DEFAULT_REQUIRED_LABELS: Final = {
@@ -238,7 +238,7 @@ class DriverConfig(_Table):
     @field_validator("ssh_socket_path")
     @classmethod
     def _ssh_socket(cls, value: str) -> str:
-        if not value.startswith("/") or posixpath.normpath(value) != value or not value.isprintable():
+        if not is_plain_path(value):
             raise ValueError("must be an absolute, normalised path in the supervisor's container")
         return value
 

@@ -16,8 +16,8 @@ DEFAULT_UID: Final = 1000
 DEFAULT_GID: Final = 1000
 MAX_ACCOUNTS_BYTES: Final = 4 * 1024 * 1024
 """Largest account file that is read."""
-
-_ID_MAX: Final = 2**32 - 2
+MAX_ID: Final = 2**32 - 2
+"""Largest user or group that there is."""
 MAX_RUN_ID: Final = 2**31 - 1
 """Largest user or group that an engine starts a process as; files may belong to others."""
 _PASSWD_FIELDS: Final = 7
@@ -190,6 +190,6 @@ def _lines(data: bytes, file: str, fields: int) -> list[tuple[int, list[str]]]:
 
 
 def _identifier(text: str, where: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text[:11]) > _ID_MAX or len(text) > len(str(_ID_MAX)):
-        raise IdentityError(f"{where} is malformed: an id must be a number of at most {_ID_MAX}")
+    if not (text.isascii() and text.isdecimal()) or int(text[:11]) > MAX_ID or len(text) > len(str(MAX_ID)):
+        raise IdentityError(f"{where} is malformed: an id must be a number of at most {MAX_ID}")
     return int(text)

@@ -6,7 +6,6 @@ refused, because what is checked must be what is mounted.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from driver_docker.engine_objects import TmpfsMount, VolumeMount
 from driver_docker.errors import InvalidRequestError, PreconditionError, ProvisioningError
-from driver_docker.workspace import CHANNEL_DIR, CONTROL_ROOTS, overlaps
+from driver_docker.identity import MAX_ID
+from driver_docker.workspace import CHANNEL_DIR, CONTROL_ROOTS, is_plain_path, overlaps
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ _TMPFS_VALUES: Final = {
     ),
 }
 """What the kernel takes for each option; a size of zero is none, since to the kernel it means "unlimited"."""
-_MAX_ID: Final = 2**32 - 2
 _MAX_COMPONENT_BYTES: Final = 255
 _MAX_PATH_BYTES: Final = 4095
 
@@ -118,12 +117,10 @@ def checked_target(target: str, *, path: str) -> str:
     """
     checked_text(target, path=path)
     trimmed = target.rstrip("/")
-    if not target.startswith("/") or target.startswith("//"):
-        raise InvalidRequestError(f"{path} must be an absolute path")
-    if not trimmed:
+    if target.startswith("/") and not trimmed:
         raise InvalidRequestError(f"{path} must not be '/'")
-    if posixpath.normpath(trimmed) != trimmed:
-        raise InvalidRequestError(f"{path} must be normalised: no '.', no '..', no empty component")
+    if not is_plain_path(trimmed):
+        raise InvalidRequestError(f"{path} must be an absolute, normalised path: no '.', no '..', no empty component")
     if any(len(part.encode()) > _MAX_COMPONENT_BYTES for part in trimmed.split("/")):
         raise InvalidRequestError(f"{path} holds a component of more than {_MAX_COMPONENT_BYTES} bytes")
     if len(trimmed.encode()) > _MAX_PATH_BYTES:
@@ -145,7 +142,7 @@ def checked_bind_source(source: str, *, path: str) -> str:
         InvalidRequestError: Not absolute or not normalised.
     """
     checked_text(source, path=path)
-    if not source.startswith("/") or source.startswith("//") or posixpath.normpath(source) != source:
+    if not is_plain_path(source):
         raise InvalidRequestError(f"{path} must be an absolute, normalised path of the host")
     if ":" in source:
         raise InvalidRequestError(f"{path} must not hold ':', which the engine's mount syntax cannot carry")
@@ -352,4 +349,4 @@ def _tmpfs_options(mount: TmpfsRequest) -> str:
 def _is_tmpfs_value(key: str, value: str) -> bool:
     if not _TMPFS_VALUES[key].fullmatch(value):
         return False
-    return key not in {"uid", "gid"} or int(value) <= _MAX_ID
+    return key not in {"uid", "gid"} or int(value) <= MAX_ID

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from driver_docker.http_address import AddressCredentialsError, check_http_address
+from driver_docker.workspace import is_plain_path
 
 if TYPE_CHECKING:
     from driver_docker.config import DriverConfig
@@ -76,10 +77,10 @@ def check_spiffe_socket(socket: str) -> str:
         ValueError: Not absolute, not normalised, or in a folder that the supervisor has a file system of its own at.
     """
     folder = posixpath.dirname(socket)
-    if not socket.startswith("/") or socket.startswith("//") or posixpath.normpath(socket) != socket:
-        raise ValueError("must be an absolute, normalised path")
-    if not socket.isprintable() or ":" in socket or socket != socket.strip():
-        raise ValueError("must not hold ':', control characters or white space around it")
+    if not is_plain_path(socket):
+        raise ValueError("must be an absolute, normalised path without control characters")
+    if ":" in socket or socket != socket.strip():
+        raise ValueError("must not hold ':' or white space around it")
     if folder in _TAKEN_DIRS or f"{folder}/".startswith(_TAKEN_BELOW):
         raise ValueError(f"must lie in a folder of its own; the supervisor cannot be given {folder}")
     return socket

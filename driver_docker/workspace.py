@@ -33,6 +33,16 @@ class WorkspaceError(ProvisioningError):
     default_status = StatusCode.FAILED_PRECONDITION
 
 
+def is_plain_path(path: str) -> bool:
+    """Whether a path is absolute and normalised, with nothing in it that does not print.
+
+    Two slashes in front are not plain: they may mean another place, and stand in front of none that is compared.
+    """
+    return (
+        path.startswith("/") and not path.startswith("//") and posixpath.normpath(path) == path and path.isprintable()
+    )
+
+
 def overlaps(first: str, second: str) -> bool:
     """Whether one of two normalised paths is the other or lies in it."""
     return first == second or first.startswith(f"{second}/") or second.startswith(f"{first}/")
@@ -49,7 +59,7 @@ def workspace_root(working_dir: str, *, image_volumes: Iterable[str] = ()) -> st
         WorkspaceError: Not absolute, not normalised, in a kernel or control directory, or covered by a volume.
     """
     root = DEFAULT_WORKSPACE if working_dir in {"", "/", DEFAULT_WORKSPACE} else working_dir
-    if not root.startswith("/") or root != posixpath.normpath(root) or root.startswith("//") or not root.isprintable():
+    if not is_plain_path(root):
         raise WorkspaceError(f"the image's working directory {root!r} is not an absolute, normalised path")
     for taken in (*_KERNEL_ROOTS, *CONTROL_ROOTS, CHANNEL_DIR, "/.openshell"):
         if overlaps(root, taken):

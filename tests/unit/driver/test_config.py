@@ -78,6 +78,7 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
         ({"ssh_socket_path": ""}, "ssh_socket_path: must be an absolute"),
         ({"ssh_socket_path": "run/ssh.sock"}, "ssh_socket_path: must be an absolute"),
         ({"ssh_socket_path": "/run/../ssh.sock"}, "ssh_socket_path: must be an absolute"),
+        ({"ssh_socket_path": "//run/ssh.sock"}, "ssh_socket_path: must be an absolute"),
         ({"ssh_socket_path": "/run/a\nb"}, "ssh_socket_path: must be an absolute"),
         ({"log_level": "loud"}, "log_level"),
         ({"guest_tls_key": "/key.pem"}, "guest_tls_key is not supported"),
