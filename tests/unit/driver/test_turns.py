@@ -254,7 +254,9 @@ async def test_whatever_verbs_meet_what_is_told_is_so(
         for outcome in outcomes:
             assert outcome is None or isinstance(outcome, DriverError | bool), outcome
         engine.is_steady = True
-        driver.failures.clear()  # verbs whose refusal nobody waited for
+        unexpected = [failure for failure in driver.failures if not isinstance(failure, DriverError)]
+        assert unexpected == [], "only verbs whose refusal nobody waited for"
+        driver.failures.clear()
         for _ in range(3):
             await driver.settle()
             await observer.look_at_all()
