@@ -34,7 +34,8 @@ class ScriptedWrites:
     def wait(self) -> None:
         """Stand in the way of a write; on its thread."""
         self._loop.call_soon_threadsafe(self.reached.set)
-        self._open.wait(30)
+        if not self._open.wait(30):
+            raise AssertionError("a write that was kept back was never let go on")
         if self.refused:
             raise RecordError("the record cannot be written: No space left on device")
 

@@ -139,7 +139,10 @@ async def test_an_engine_that_does_not_answer_right_after_ready_costs_nothing(
         assert (ready.status, ready.reason) == (ConditionStatus.TRUE, "BackendReady")
 
 
-async def test_a_workload_that_is_gone_right_after_ready_is_told_as_removed(tmp_path: Path) -> None:
+async def test_a_workload_that_is_gone_right_after_ready_is_told_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("driver_docker.exits._FOLLOW_GRACE_SECONDS", 0)  # its supervisor does not follow by itself
     async with living(tmp_path) as (driver, lifecycle):
         entry = await _create(driver, lifecycle)
 
@@ -154,6 +157,7 @@ async def test_a_workload_that_is_gone_right_after_ready_is_told_as_removed(tmp_
         assert entry.record.phase is RecordPhase.ACTIVE
         assert entry.record.failure is not None
         assert entry.record.failure.verdict["openshell.verdict.kind"] == "removed"
+        assert _containers(driver) == [], "its supervisor goes after it"
         assert "Started" in [event.reason for event in driver.told if isinstance(event, PlatformEvent)]
 
 
@@ -264,7 +268,8 @@ async def test_a_reservation_that_is_cut_leaves_no_record(tmp_path: Path) -> Non
 
         def slow(record: SandboxRecord) -> None:
             loop.call_soon_threadsafe(begun.set)
-            goes_on.wait(HANGS_SECONDS)
+            if not goes_on.wait(HANGS_SECONDS):
+                raise AssertionError("the write that was kept back was never let go on")
             save(record)
 
         services.store.save = slow  # type: ignore[method-assign]

@@ -62,7 +62,8 @@ def _slow(monkeypatch: pytest.MonkeyPatch, store: RecordStore, method: str) -> I
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         loop.call_soon_threadsafe(reached.set)
-        go_on.wait(10)
+        if not go_on.wait(10):
+            raise AssertionError(f"the {method} that was kept back was never let go on")
         return real(*args, **kwargs)
 
     monkeypatch.setattr(store, method, slow)
