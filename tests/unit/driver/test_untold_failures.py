@@ -72,6 +72,7 @@ class Watcher:
 
     def __init__(self, *, takes: int) -> None:
         self.seen: list[pb.WatchSandboxesEvent] = []
+        self.refused: list[str] = []
         self._takes = takes
         self._has_all = asyncio.Event()
 
@@ -83,6 +84,7 @@ class Watcher:
 
     async def write(self, event: pb.WatchSandboxesEvent) -> None:
         if not self._takes:
+            self.refused.append(str(event.WhichOneof("payload")))
             raise grpc.aio.UsageError("the peer is gone")
         self.seen.append(event)
         if len(self.seen) == self._takes:
@@ -142,7 +144,9 @@ async def test_a_verdict_that_could_not_be_written_to_a_watcher_is_told_to_the_n
     room: Room, sandbox: Sandbox
 ) -> None:
     room.fail(sandbox)
-    assert await Watcher(takes=0).watch(room) == []
+    gone = Watcher(takes=0)
+    await gone.watch(room)
+    assert gone.refused == ["platform_event"]
     assert await Watcher(takes=2).watch(room) == ["platform_event", "sandbox"]
     assert await Watcher(takes=1).watch(room) == ["sandbox"]
 
