@@ -13,7 +13,7 @@ import pytest
 
 from driver_docker import encode
 from driver_docker.metrics import Metrics
-from driver_docker.open_rpcs import MAX_WATCHES, OpenRpcs, TooManyWatchesError
+from driver_docker.open_rpcs import MAX_WATCHES, OpenRpcs, ShuttingDownError, TooManyWatchesError
 from driver_docker.rpc_observer import RpcObserver
 from driver_docker.serve import stop_server
 from driver_docker.server import MAX_CONCURRENT_RPCS, ComputeDriverService, make_server
@@ -84,6 +84,8 @@ class StallingRelay:
     """Stands before a server's socket and stops taking what it sends, as a stopped process does."""
 
     def __init__(self, folder: Path) -> None:
+        self.holds_back = asyncio.Event()
+        """Set once it has something that it does not pass on."""
         self._folder = folder
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -110,7 +112,8 @@ class StallingRelay:
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, stalls: bool) -> None:
         with contextlib.closing(sink):
             while data := await source.read(1024):
-                if stalls:
+                if stalls and not self._flowing.is_set():
+                    self.holds_back.set()
                     await self._flowing.wait()
                 sink.write(data)
 
@@ -125,8 +128,24 @@ async def test_a_peer_that_does_not_read_does_not_keep_the_driver_from_ending(tm
         for _ in range(800):
             room.hub.publish(event)
             await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await relay.holds_back.wait()
+            await _standing_still(room, tmp_path)
         async with asyncio.timeout(4):
             await room.end()
+
+
+async def _standing_still(room: Room, folder: Path) -> None:
+    """Until what waits for the only watcher gets no less while others are answered."""
+    (reader,) = room.hub._readers
+    async with grpc.aio.insecure_channel(f"unix:{folder}/s") as channel:
+        stub: Any = pb_grpc.ComputeDriverStub(channel)
+        before, waiting = 0, len(reader._queue)
+        while waiting != before:
+            for _ in range(5):
+                await stub.ListSandboxes(pb.ListSandboxesRequest())
+            before, waiting = waiting, len(reader._queue)
+    assert waiting > 0, "the server could send everything"
 
 
 async def test_what_is_under_way_when_the_driver_ends_is_cancelled_and_told_in_its_own_words(tmp_path: Path) -> None:
@@ -212,7 +231,7 @@ async def test_the_end_of_a_call_that_cannot_be_cancelled_is_not_waited_for() ->
     answer = asyncio.create_task(rpcs.answer(stubborn()))
     await asyncio.sleep(0)
     rpcs.end()
-    with pytest.raises(Exception, match="shut down before"):
+    with pytest.raises(ShuttingDownError, match="shut down before"):
         await answer
     may_end.set()
     await rpcs.drained()
