@@ -123,6 +123,14 @@ class ConfigurationError(DriverError):
         self.faults = faults
 
 
+class ShuttingDownError(DriverError):
+    """The driver ends, or ended before an RPC was done; the call may be made again once it is back."""
+
+    default_reason = "ShuttingDown"
+    default_status = StatusCode.UNAVAILABLE
+    default_retryable = True
+
+
 class RecordError(DriverError):
     """A state file could not be read or written."""
 

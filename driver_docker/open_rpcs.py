@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from driver_docker.concurrency import settled
-from driver_docker.errors import DriverError
+from driver_docker.errors import DriverError, ShuttingDownError
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
@@ -19,14 +19,6 @@ MAX_WATCHES: Final = 64
 _CANCEL_SECONDS: Final = 0.3
 
 Result = TypeVar("Result")
-
-
-class ShuttingDownError(DriverError):
-    """The driver ended before an RPC was done."""
-
-    default_reason = "ShuttingDown"
-    default_status = StatusCode.UNAVAILABLE
-    default_retryable = True
 
 
 class TooManyWatchesError(DriverError):

@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, Self, TypeVar
 
-from driver_docker.errors import DriverError
+from driver_docker.errors import DriverError, ShuttingDownError
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
@@ -36,12 +36,8 @@ class SlowReaderError(DriverError):
     default_retryable = True
 
 
-class HubClosedError(DriverError):
-    """The driver is shutting down; the stream can be opened again once it is back."""
-
-    default_reason = "ShuttingDown"
-    default_status = StatusCode.UNAVAILABLE
-    default_retryable = True
+class HubClosedError(ShuttingDownError):
+    """No reader gets events any more; the stream can be opened again once the driver is back."""
 
 
 class WatchHub(Generic[Event]):
