@@ -15,11 +15,10 @@ from driver_docker.bind_socket import check_path
 from driver_docker.cli_options import OutputFormat, config_options, load
 from driver_docker.config import LogLevel
 from driver_docker.errors import ConfigurationError, DriverError
+from driver_docker.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-EXIT_FAILURE = 1
 
 
 class _Commands(click.Group):
@@ -30,10 +29,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except ConfigurationError as error:
             click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-            sys.exit(cli_reports.EXIT_CONFIGURATION)
+            sys.exit(ExitCode.CONFIGURATION)
         except DriverError as error:
             click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-            sys.exit(EXIT_FAILURE)
+            sys.exit(ExitCode.FAULT)
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

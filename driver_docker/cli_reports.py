@@ -14,6 +14,7 @@ import click
 from driver_docker import cli_output
 from driver_docker.cli_options import UNSET_SOCKET, OutputFormat, config_options, load
 from driver_docker.errors import ConfigurationError, DriverError, public_text
+from driver_docker.exit_codes import ExitCode
 from driver_docker.exit_journal import ExitJournal
 from driver_docker.records import RecordStore
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from driver_docker.overview import Overview
     from driver_docker.records import UnreadableRecord
 
-EXIT_CONFIGURATION = 2
-"""Exit code where the configuration cannot be used."""
 EXITS_SHOWN = 20
 """How many verdicts `exits` shows."""
 _JSON = OutputFormat.JSON.value
@@ -56,7 +55,7 @@ def check(config_file: Path | None, output: str, **flags: Any) -> None:
         cure = "correct the configuration, then check again; nothing else was looked at"
         findings = [fault("configuration", public_text(each), cure) for each in error.faults or (error.message,)]
         _print_findings(findings, output, failed=True)
-        sys.exit(EXIT_CONFIGURATION)
+        sys.exit(ExitCode.CONFIGURATION)
     else:
         findings = asyncio.run(run_preflight(config, os.environ))
         if config.bind_socket == UNSET_SOCKET:
@@ -64,7 +63,7 @@ def check(config_file: Path | None, output: str, **flags: Any) -> None:
             findings = [unset, *(finding for finding in findings if finding.check != "bind_socket")]
     failed = any(finding.level is Level.FAULT for finding in findings)
     _print_findings(findings, output, failed=failed)
-    sys.exit(1 if failed else 0)
+    sys.exit(ExitCode.FAULT if failed else ExitCode.FINE)
 
 
 def _print_findings(findings: list[Finding], output: str, *, failed: bool) -> None:
@@ -99,7 +98,7 @@ def sandboxes(config_file: Path | None, output: str, **flags: Any) -> None:
     found, trouble = asyncio.run(run())
     driver_runs = is_locked(store.directory)
     _print_sandboxes(found, config, output, trouble=trouble, driver_runs=driver_runs)
-    sys.exit(1 if trouble else 0)
+    sys.exit(ExitCode.FAULT if trouble else ExitCode.FINE)
 
 
 def _print_sandboxes(found: Overview, config: DriverConfig, output: str, *, trouble: str, driver_runs: bool) -> None:
@@ -163,7 +162,7 @@ def exits(sandbox: str, config_file: Path | None, output: str, **flags: Any) -> 
     elif not entries:
         click.echo("no exits are recorded", err=True)
     if sandbox and not entries:
-        sys.exit(1)
+        sys.exit(ExitCode.FAULT)
     if output == _JSON:
         return
     for entry in entries:
@@ -197,7 +196,7 @@ def gc(config_file: Path | None, output: str, *, dry_run: bool, **flags: Any) ->
     found, removals = asyncio.run(run())
     failed = any(removal.error for removal in removals)
     _print_removals(found, removals, output, dry_run=dry_run)
-    sys.exit(1 if failed else 0)
+    sys.exit(ExitCode.FAULT if failed else ExitCode.FINE)
 
 
 def _print_removals(found: Survey, removals: tuple[Removal, ...], output: str, *, dry_run: bool) -> None:
