@@ -10,14 +10,13 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from openshell.isolation.endpoints import MAX_SOCKET_PATH_BYTES
+
 DEFAULT_REQUIRED_LABELS = {
     "openshell.ai/sandbox-attachable": "true",
     "openshell.ai/sandbox-attachable-workspace": "${workspace}",
 }
 """Labels that a volume needs before a sandbox may attach it (compute-driver contract 3.2)."""
-
-SOCKET_PATH_LIMIT_BYTES = 107
-"""Longest path of a Unix socket on Linux, in bytes."""
 
 
 class ResourceAdmission(BaseModel):
@@ -129,9 +128,9 @@ class GatewayConfig(BaseModel):
         if not path.is_absolute():
             path = Path.cwd() / path
         length = len(os.fsencode(path))
-        if length > SOCKET_PATH_LIMIT_BYTES:
+        if length > MAX_SOCKET_PATH_BYTES:
             raise ValueError(
-                f"the socket path has {length} bytes, a Unix socket takes at most {SOCKET_PATH_LIMIT_BYTES}; shorten it"
+                f"the socket path has {length} bytes, a Unix socket takes at most {MAX_SOCKET_PATH_BYTES}; shorten it"
             )
         return path
 

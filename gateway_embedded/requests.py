@@ -195,7 +195,6 @@ def check_write_back(request: openshell_pb2.UpdateConfigRequest) -> None:
         raise PermissionDeniedError(f"a supervisor may only write back its policy, not use {', '.join(asked)}")
     if not request.HasField("policy"):
         raise InvalidRequestError("policy is required", field="policy")
-    request_id(request.request_id)
     _check_annotations(request.annotations)
     if request.policy.network_middlewares:
         raise PreconditionError(

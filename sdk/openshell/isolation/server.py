@@ -19,7 +19,7 @@ from openshell.isolation.boundary_service import ControlService, PeerGate, Strea
 from openshell.isolation.boundary_session import RECOVERY_SECONDS, BoundarySession
 from openshell.isolation.connection_states import BoundaryState
 from openshell.isolation.documents import BUILT_IN_BACKEND, BoundaryBootstrap
-from openshell.isolation.endpoints import MAX_SOCKET_PATH_BYTES, check_socket_path
+from openshell.isolation.endpoints import check_socket_path
 from openshell.isolation.grpc_options import server_options
 from openshell.isolation.negotiation import our_metadata
 from openshell.isolation.terminator import MAX_CONNECTIONS, PhysicalConnection, TlsTerminator
@@ -162,4 +162,4 @@ def _remove_socket(path: Path, inode: int) -> None:
             path.unlink()
 
 
-__all__ = ["MAX_SOCKET_PATH_BYTES", "SOCKET_MODE", "Backend", "BoundaryServer"]
+__all__ = ["SOCKET_MODE", "Backend", "BoundaryServer"]

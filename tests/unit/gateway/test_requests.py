@@ -277,7 +277,6 @@ def test_policies_that_are_taken(policy: dict[str, Any]) -> None:
     [
         ({"annotations": {"k": "v" * 40_000}}, InvalidRequestError, "annotations"),
         ({"annotations": {"internal.openshell.ai/x": "v"}}, InvalidRequestError, "gateway's own"),
-        ({"request_id": "once"}, InvalidRequestError, "request_id"),
         (
             {
                 "policy": sandbox_pb2.SandboxPolicy(

@@ -76,6 +76,14 @@ async def test_a_repeated_write_back_is_replayed_to_its_supervisor_only(bench: G
     assert ("openshell-replayed", "true") not in [*(await theirs.initial_metadata())]
 
 
+async def test_a_write_back_with_a_malformed_request_id_stores_nothing(bench: GatewayBench) -> None:
+    supervisor = bench.supervisor(await bench.create())
+    request = pb.UpdateConfigRequest(policy=DEFAULT_POLICY, request_id="once")
+    call = supervisor.stub.UpdateConfig(request, metadata=supervisor.metadata)
+    await refused(call, grpc.StatusCode.INVALID_ARGUMENT, "request_id")
+    assert not (await supervisor.configuration()).HasField("policy")
+
+
 async def test_policy_reports_that_mean_nothing(bench: GatewayBench) -> None:
     supervisor = bench.supervisor(await bench.create())
     invalid = grpc.StatusCode.INVALID_ARGUMENT
