@@ -106,11 +106,8 @@ def build_images() -> ImageSet:
         raise StepFailedError(f"the images cannot be built: {error}") from error
 
 
-def load_into_engine(images: ImageSet) -> str:
+def load_into_engine(images: ImageSet) -> None:
     """Load images into the engine that answers, and leave them there.
-
-    Returns:
-        The engine's address.
 
     Raises:
         PreconditionError: No engine answers; none is started, since it would end with this command.
@@ -132,7 +129,6 @@ def load_into_engine(images: ImageSet) -> str:
             client.close()
     except (ImageError, docker.errors.DockerException, OSError) as error:
         raise StepFailedError(f"the engine at {found.address} did not take the images: {error}") from error
-    return found.address
 
 
 def _busybox_folder() -> Path:

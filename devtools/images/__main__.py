@@ -1,4 +1,4 @@
-"""``python -m devtools.images``: build the images, and load them where asked."""
+"""``python -m devtools.images``: build the images within an environment that exists."""
 
 from __future__ import annotations
 
@@ -6,26 +6,18 @@ import json
 import sys
 
 import click
-import docker
-import docker.errors
 from rich.console import Console
 
-from devtools.images import ImageError, TerminalProgress, build_images, keep_images, load_images
+from devtools.images import ImageError, TerminalProgress, build_images
 
 
 @click.command()
-@click.option("--load", is_flag=True, help="Load them into the engine of DOCKER_HOST and leave them there.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-def main(load: bool, as_json: bool) -> None:
+def main(as_json: bool) -> None:
     """Build the reference images as archives in the cache folder."""
     try:
         with TerminalProgress(Console(stderr=True)) as progress:
             images = build_images(progress)
-            if load:
-                keep_images(load_images(docker.from_env().api, images, progress))
-    except docker.errors.DockerException as error:
-        click.echo(f"images: no engine to load into: {error}", err=True)
-        sys.exit(3)
     except ImageError as error:
         click.echo(f"images: {error}", err=True)
         sys.exit(1)
