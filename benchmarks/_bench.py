@@ -46,6 +46,10 @@ class Bench:
     process: Driver
     say: Callable[[str], None]
 
+    def own_client(self) -> docker.APIClient:
+        """One more client of the engine, for a thread of its own; its caller closes it."""
+        return _engine_client(self.host)
+
     def containers(self, sandbox_id: str) -> dict[str, str]:
         """The ids of a sandbox's containers by role."""
         wanted = {"label": [f"openshell.ai/sandbox-id={sandbox_id}", "openshell.ai/isolation-role"]}
@@ -78,7 +82,7 @@ def open_bench(say: Callable[[str], None], *, with_stand_ins: bool = False) -> I
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
     real = (os.environ[IMAGES[0]], os.environ[IMAGES[1]], os.environ[IMAGES[2]])
     namespace = f"bench-{secrets.token_hex(4)}"
-    engine = docker.APIClient(base_url=host, version="auto", timeout=120)
+    engine = _engine_client(host)
     try:
         with (
             stand_ins(engine, real) if with_stand_ins else contextlib.nullcontext(real) as images,
@@ -97,6 +101,10 @@ def open_bench(say: Callable[[str], None], *, with_stand_ins: bool = False) -> I
     finally:
         _sweep(engine, namespace)
         engine.close()
+
+
+def _engine_client(host: str) -> docker.APIClient:
+    return docker.APIClient(base_url=host, version="auto", timeout=120)
 
 
 def _sweep(engine: docker.APIClient, namespace: str) -> None:

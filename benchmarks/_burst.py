@@ -108,7 +108,7 @@ def one_after_the_other(bench: Bench, recipe: _by_hand.Recipe, count: int) -> fl
 def by_hand(bench: Bench, recipe: _by_hand.Recipe, count: int) -> Burst:
     """Make the same containers, each sandbox in a thread of its own."""
     made = [_by_hand.Made() for _ in range(count)]
-    clients = [_create.client(bench.host) for _ in range(count)]
+    clients = [bench.own_client() for _ in range(count)]
     bench.events.forget()
     try:
         with ThreadPoolExecutor(count) as pool:

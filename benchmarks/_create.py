@@ -13,8 +13,6 @@ from benchmarks._statistics import Comparison
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import docker
-
     from benchmarks._bench import Bench
 
 BY_HAND_LIMIT: Final = 1.15
@@ -90,10 +88,3 @@ def _create(bench: Bench, make: Callable[[_by_hand.Made], None]) -> float:
 def warm_recipe(bench: Bench) -> _by_hand.Recipe:
     """A recipe, after one launch that fills every cache."""
     return create_through_driver(bench)[1]
-
-
-def client(host: str) -> docker.APIClient:
-    """A client of its own for a thread."""
-    import docker
-
-    return docker.APIClient(base_url=host, version="auto", timeout=120)
