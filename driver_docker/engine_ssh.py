@@ -41,7 +41,7 @@ def ssh_command(url: str, local_socket: Path) -> tuple[str, ...]:
     try:
         port = parts.port
     except ValueError:
-        raise ConfigurationError(f"the port in {url} is no port") from None
+        raise ConfigurationError(f"the port in {parts.scheme}://{parts.hostname or ''} is no port") from None
     host, user = parts.hostname or "", unquote(parts.username or "")
     if not host or host.startswith("-") or user.startswith("-") or parts.password is not None:
         raise ConfigurationError(f"{parts.scheme}://{parts.hostname or ''} must be ssh://[user@]host[:port][/socket]")

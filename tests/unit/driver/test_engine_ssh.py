@@ -57,7 +57,15 @@ def test_the_command_asks_nothing_and_names_the_forwarding() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["ssh://", "ssh://-oProxyCommand=x", "ssh://-oX@there", "ssh://me:secret@there", "ssh://there:70000"]
+    "url",
+    [
+        "ssh://",
+        "ssh://-oProxyCommand=x",
+        "ssh://-oX@there",
+        "ssh://me:secret@there",
+        "ssh://there:70000",
+        "ssh://me:secret@there:x",
+    ],
 )
 def test_an_address_that_is_no_host_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
