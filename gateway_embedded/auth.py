@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gateway_embedded.errors import PermissionDeniedError, UnauthenticatedError
 from gateway_embedded.rpc_table import AuthMode
 from gateway_embedded.sandboxes import SandboxRecord
-from gateway_embedded.tokens import TokenAuthority, is_sandbox_token
+from gateway_embedded.tokens import TokenAuthority
+from openshell.isolation.tokens import claims_to_be_session_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def authenticate(mode: AuthMode, metadata: Iterable[tuple[str, str | bytes]], au
     try:
         principal = _sandbox(header, authority)
     except UnauthenticatedError:
-        if is_sandbox_token(header):
+        if claims_to_be_session_token(header.partition(" ")[2].strip()):
             # A supervisor whose token expired or is another gateway's: as a user it would be told nonsense.
             raise
         # Users need no token here, so one that means nothing to this gateway does no harm.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
-import json
 import os
 import time
 import uuid
@@ -22,7 +20,6 @@ from gateway_embedded.sandboxes import Launch
 from openshell.isolation.credentials import AuthBundle, LaunchAuthentication, VerificationKey
 from openshell.isolation.errors import IsolationError
 from openshell.isolation.tokens import (
-    MAX_TOKEN_BYTES,
     TokenClaims,
     TokenProfile,
     TokenVerifier,
@@ -171,19 +168,6 @@ def new_launch(*, rotation: int = 1, auth_epoch: int = 1) -> Launch:
     return Launch(
         generation=str(uuid.uuid4()), session_id=str(uuid.uuid4()), session_rotation=rotation, auth_epoch=auth_epoch
     )
-
-
-def is_sandbox_token(authorization: str) -> bool:
-    """Whether an ``authorization`` value is meant to be a supervisor's, valid or not; unverified."""
-    _, _, token = authorization.partition(" ")
-    encoded, dot, _ = token.strip().partition(".")
-    if not dot or len(encoded) > MAX_TOKEN_BYTES:
-        return False
-    try:
-        header = json.loads(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True))
-    except (ValueError, RecursionError):  # what is no base64, no UTF-8 and no JSON is among them
-        return False
-    return isinstance(header, dict) and header.get("typ") in [profile.typ for profile in TokenProfile]
 
 
 def _seconds(moment: datetime | None) -> int:

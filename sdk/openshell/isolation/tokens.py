@@ -265,13 +265,28 @@ def read_auth_epoch(token: str) -> int:
     """
     _, _, rest = token.partition(".")
     encoded, _, signature = rest.partition(".")
-    try:
-        payload = json.loads(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True))
-    except (ValueError, RecursionError):  # binascii.Error and JSONDecodeError among them
-        payload = None
-    if not isinstance(payload, dict) or not signature:
+    payload = _read_segment(encoded)
+    if payload is None or not signature:
         raise TokenError("not a JWT")
     return _number_claim(payload, "auth_epoch")
+
+
+def claims_to_be_session_token(token: str) -> bool:
+    """Whether a token's header says that it is one of either profile, valid or not; unverified."""
+    encoded, dot, _ = token.partition(".")
+    header = _read_segment(encoded) if dot else None
+    return header is not None and header.get("typ") in [profile.typ for profile in TokenProfile]
+
+
+def _read_segment(encoded: str) -> Mapping[str, object] | None:
+    """The JSON object in one part of a JWT; None for anything else."""
+    if len(encoded) > MAX_TOKEN_BYTES:
+        return None
+    try:
+        value = json.loads(base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True))
+    except (ValueError, RecursionError):  # what is no base64, no UTF-8 and no JSON is among them
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _mint(profile: TokenProfile, claims: TokenClaims, key_id: str, private_key_pem: str) -> str:

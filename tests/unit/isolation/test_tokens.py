@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 import uuid
 
@@ -18,6 +20,7 @@ from openshell.isolation.errors import TokenError
 from openshell.isolation.tokens import (
     TokenProfile,
     TokenVerifier,
+    claims_to_be_session_token,
     mint_gateway_token,
     mint_sandbox_token,
     read_auth_epoch,
@@ -220,3 +223,27 @@ def test_a_holder_of_nonsense_is_told(token: str) -> None:
 def test_a_holder_of_a_token_without_an_epoch_is_told(members: dict[str, object]) -> None:
     with pytest.raises(TokenError, match="auth_epoch"):
         read_auth_epoch(jwt.encode(members, "k" * 32))
+
+
+@pytest.mark.parametrize("profile", TokenProfile)
+def test_a_session_token_is_known_by_its_header_valid_or_not(profile: TokenProfile) -> None:
+    token = jwt.encode({}, "k" * 32, headers={"typ": profile.typ})
+    assert claims_to_be_session_token(token)
+    assert claims_to_be_session_token(token.partition(".")[0] + ".")
+    assert not claims_to_be_session_token(token.partition(".")[0])
+
+
+@pytest.mark.parametrize("headers", [{}, {"typ": "other+jwt"}, {"typ": ["openshell-gateway-session+jwt"]}])
+def test_another_token_does_not_claim_to_be_one(headers: dict[str, object]) -> None:
+    header = base64.urlsafe_b64encode(json.dumps(headers).encode()).decode().rstrip("=")
+    assert not claims_to_be_session_token(f"{header}.e30.c2ln")
+
+
+@given(st.text() | st.builds(".".join, st.lists(st.text(alphabet="eyJ9-_=+/A0W1"), min_size=2, max_size=4)))
+def test_nonsense_does_not_claim_to_be_one(token: str) -> None:
+    assert not claims_to_be_session_token(token)
+
+
+def test_a_header_without_end_is_not_read() -> None:
+    headers = {"typ": TokenProfile.GATEWAY.typ, "x": "x" * 2**14}
+    assert not claims_to_be_session_token(jwt.encode({}, "k" * 32, headers=headers))
