@@ -120,7 +120,7 @@ class Supervision:
         The caller has checked the request.
 
         Raises:
-            ConflictError: Another revision was stored meanwhile, or the expected version is not the stored one.
+            ConflictError: Another revision was stored meanwhile.
         """
         revisions = await self._states.store.policies(record.id)
         revision = policies.next_revision(

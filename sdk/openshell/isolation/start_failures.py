@@ -1,7 +1,9 @@
 """Why a program could not be started, in a closed vocabulary that runtime and supervisor share.
 
-A runtime ends its words with one of these phrases. A supervisor repeats the phrase alone in what the owner of a sandbox
-reads, never the words around it, which are a peer's and may quote anything.
+A runtime ends its words with one of these phrases; after `NOT_IN_PATH` comes the search path in parentheses.
+`WORKING_DIRECTORY` is never written, only recognised: in words that name the folder that cannot be entered. A
+supervisor repeats the phrase alone in what the owner of a sandbox reads, never the words around it, which are a
+peer's and may quote anything.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class StartFailure(StrEnum):
 
     @classmethod
     def told_in(cls, words: str) -> StartFailure | None:
-        """The failure that a runtime's words end with; nothing when they end otherwise."""
+        """The failure that a runtime's words tell; nothing when they tell another."""
         found = _EXECUTE.search(words)
         if found is not None:
             return cls(found["cause"])
