@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from openshell.isolation.documents import LaunchAuthentication
     from scripted.compute_gateway import ComputeGateway
 
+UNSETTLED = {"Starting", "ContainerStopped"}
+"""Reasons that a sandbox on its way to ready may be told with."""
+
 
 async def stop(link: ComputeGateway, sandbox_id: str) -> None:
     """Stop a sandbox."""
@@ -41,20 +44,26 @@ async def start(
     return answer
 
 
-async def wait_ready_again(link: ComputeGateway, sandbox_id: str, seen: int) -> pb.DriverSandbox:
-    """The first ready snapshot after the events seen so far; a terminal one in between is a failure."""
+async def wait_ready_again(
+    link: ComputeGateway, sandbox_id: str, seen: int, *, failed_before: bool = False
+) -> pb.DriverSandbox:
+    """The first ready snapshot after the events seen so far; a terminal one in between is a failure.
+
+    Args:
+        link: Where the events arrive.
+        sandbox_id: Which sandbox.
+        seen: How many events had been seen when it was asked for.
+        failed_before: It had failed by then. What is still told of that, such as that its container is gone, comes
+            before the new launch is told as starting, and nothing counts until then.
+    """
 
     def settled(event: pb.WatchSandboxesEvent) -> bool:
-        if event.WhichOneof("payload") != "sandbox" or event.sandbox.sandbox.id != sandbox_id:
-            return False
         later = [entry for _, entry in link.events[seen:] if entry.sandbox.sandbox.id == sandbox_id]
-        if not any(entry is event for entry in later):
-            return False
-        reason = ready(event.sandbox.sandbox).reason
-        # What is still told of an earlier failure, such as that its container is gone, comes before the new launch.
-        begun = next((n for n, entry in enumerate(later) if ready(entry.sandbox.sandbox).reason == "Starting"), None)
-        is_new = begun is not None and any(entry is event for entry in later[begun:])
-        return reason == "BackendReady" or (is_new and reason not in {"Starting", "ContainerStopped"})
+        if failed_before:
+            begun = (n for n, entry in enumerate(later) if ready(entry.sandbox.sandbox).reason == "Starting")
+            later = later[next(begun, len(later)) :]
+        # A stop that was waited for may still have to arrive.
+        return any(entry is event for entry in later) and ready(event.sandbox.sandbox).reason not in UNSETTLED
 
     _, event = await link.wait(settled)
     assert ready(event.sandbox.sandbox).reason == "BackendReady", ready(event.sandbox.sandbox)

@@ -153,7 +153,7 @@ async def test_field_report_06_an_engine_restart_that_ends_both_is_a_runtime_res
         assert "ControlSupervisorExited" not in _told(link, 0)
         seen = len(link.events)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        await wait_ready_again(link, wanted.id, seen)
+        await wait_ready_again(link, wanted.id, seen, failed_before=True)
         assert ready(await _get(link, wanted.id)).reason == "BackendReady"
         await _delete(link, wanted.id)
 
@@ -221,7 +221,7 @@ async def test_last_words_of_an_older_generation_are_not_quoted(bench: DriverBen
         assert "gateway not reachable" in ready(observed).message
         seen = len(link.events)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        await wait_ready_again(link, wanted.id, seen)
+        await wait_ready_again(link, wanted.id, seen, failed_before=True)
         seen = len(link.events)
         bench.client.kill(bench.container(wanted.id, "supervisor")["Id"], "SIGKILL")
         _, event = await link.wait(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from scripted.compute_gateway import SECRET, launch_authentication, ready
+from scripted.inside import entry_of, launch_over
 from scripted.retained import read_text, refusal, start, stop, stopped, wait_ready_again
 
 from openshell.isolation.documents import BoundaryBootstrap, LaunchAuthentication, RuntimeDescriptor
@@ -192,7 +193,7 @@ async def test_field_report_06_a_start_from_exited_143_clears_the_old_error(benc
         assert "143" in ready(observed).message
         seen = len(link.events)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        observed = await wait_ready_again(link, wanted.id, seen)
+        observed = await wait_ready_again(link, wanted.id, seen, failed_before=True)
         got = await link.stub.GetSandbox(pb.GetSandboxRequest(sandbox_id=wanted.id))
         assert got.sandbox == observed
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
@@ -206,7 +207,7 @@ async def test_a_start_after_a_lost_supervisor_makes_both_run_again(bench: Drive
         await link.wait_reason(wanted.id, "ControlSupervisorExited")
         seen = len(link.events)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        await wait_ready_again(link, wanted.id, seen)
+        await wait_ready_again(link, wanted.id, seen, failed_before=True)
         assert bench.container(wanted.id, "supervisor")["State"]["Running"]
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
 
@@ -223,13 +224,12 @@ async def test_a_failed_start_keeps_the_workload_and_can_be_repeated(bench: Driv
         _, event = await link.wait(lambda e: e.platform_event.event.type == "Warning")
         assert event.platform_event.event.reason == "ControlSupervisorStartFailed"
         await link.wait_reason(wanted.id, "ControlSupervisorStartFailed")
-        async with asyncio.timeout(30):  # the workload and its volumes are kept
-            while len(bench.sandbox_left_over(wanted.id)) != 3:  # noqa: ASYNC110 - the engine alone knows when
-                await asyncio.sleep(0.02)
+        await launch_over(entry_of(driver, wanted.id))
+        assert len(bench.sandbox_left_over(wanted.id)) == 3, "the workload and its volumes are kept"
         driver.services.config = good
         seen = len(link.events)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        await wait_ready_again(link, wanted.id, seen)
+        await wait_ready_again(link, wanted.id, seen, failed_before=True)
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
 
 
@@ -243,7 +243,7 @@ async def test_a_failed_launch_cannot_be_started_but_created_again(bench: Driver
         wanted.spec.ClearField("sandbox_token")
         seen = len(link.events)
         await link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted))
-        await wait_ready_again(link, wanted.id, seen)
+        await wait_ready_again(link, wanted.id, seen, failed_before=True)
         code, _ = await refusal(link.stub.CreateSandbox(pb.CreateSandboxRequest(sandbox=wanted)))
         assert code is CODE.ALREADY_EXISTS
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
@@ -296,7 +296,7 @@ async def test_the_real_sandbox_runtime_listens_again_after_a_stop_and_after_a_k
         for number in (2, 3):
             seen, generation = len(link.events), f"g-{number}"
             await start(link, wanted.id, generation, launch_authentication(generation=generation))
-            await wait_ready_again(link, wanted.id, seen)
+            await wait_ready_again(link, wanted.id, seen, failed_before=number == 3)
             await asyncio.to_thread(_listened, bench, workload, number)
             if number == 2:  # its socket is left behind this time
                 bench.client.kill(workload, "SIGKILL")

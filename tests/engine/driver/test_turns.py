@@ -142,7 +142,7 @@ async def test_two_creates_of_a_failed_id_are_one_launch(bench: DriverBench) -> 
             with wrap.engine.hold("list_containers", before=True, calls=1):
                 held.release()
                 await first
-                await wait_ready_again(link, wanted.id, seen)
+                await wait_ready_again(link, wanted.id, seen, failed_before=True)
         code, _ = await refusal(second)
         assert code is grpc.StatusCode.ALREADY_EXISTS
         assert sorted(running_roles(bench, wanted.id)) == ["sandbox", "supervisor"]
@@ -162,7 +162,7 @@ async def test_clearing_a_failed_launch_leaves_alone_the_sandbox_that_has_taken_
             with wrap.engine.hold("list_containers", before=True, calls=1):
                 held.release()
                 await creating
-                await wait_ready_again(link, wanted.id, seen)
+                await wait_ready_again(link, wanted.id, seen, failed_before=True)
             await clearing
         assert recorded(bench, wanted.id) == RecordPhase.ACTIVE
         assert sorted(running_roles(bench, wanted.id)) == ["sandbox", "supervisor"]
@@ -224,8 +224,7 @@ async def test_a_refused_start_leaves_no_container_of_the_failed_one_behind(benc
             held.release()
             with pytest.raises(PreconditionError, match="no longer fit"):
                 await again
-        finishing = [task for task in asyncio.all_tasks() if task.get_name() == f"finish {wanted.id}"]
-        await asyncio.gather(*finishing)
+        await launch_over(sandbox)
         assert running_roles(bench, wanted.id) == []
         assert sandbox.record.failure is not None
         await ask_delete(driver, wanted.id)
