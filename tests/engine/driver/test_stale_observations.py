@@ -70,6 +70,7 @@ async def test_a_late_health_of_a_stopped_start_is_not_told(bench: DriverBench) 
         assert _reasons(link, wanted.id, seen) == []
         await start(link, wanted.id, "g-3", launch_authentication(generation="g-3"))
         await wait_ready_again(link, wanted.id, seen)
+        assert _reasons(link, wanted.id, seen)[0] == "Starting", "nothing of the start that was stopped"
         await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id))
 
 
