@@ -125,7 +125,12 @@ def running_room() -> Iterator[EngineRoom]:
         room.answer()
         yield room
     finally:
-        process.communicate(timeout=_PATIENCE_SECONDS)
+        try:
+            process.communicate(timeout=_PATIENCE_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # and with it, everything in the room
+            process.communicate()
+            raise
         assert process.returncode == 0
         assert not folder.exists()
 
