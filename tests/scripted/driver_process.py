@@ -11,10 +11,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from scripted.compute_gateway import ComputeGateway
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
     from pathlib import Path
 
+    from openshell.wire.compute.v1 import compute_driver_pb2 as pb
     from scripted.driver_bench import DriverBench
 
 MAIN = "from driver_docker.cli import main; main()"
@@ -89,6 +92,21 @@ async def end(process: Process, number: signal.Signals = signal.SIGTERM) -> int:
     """Ask a driver to end and wait for it."""
     process.send_signal(number)
     return await asyncio.wait_for(process.wait(), 10)
+
+
+async def kill(process: Process) -> None:
+    """End a driver as a crash would, and wait for it."""
+    process.kill()
+    await process.wait()
+
+
+async def launched_and_killed(bench: DriverBench) -> pb.DriverSandbox:
+    """A sandbox that was launched by a driver which has been killed since."""
+    async with serving(bench) as process, ComputeGateway(f"unix:{socket_of(bench)}") as link:
+        wanted = bench.sandbox()
+        await bench.launch(link, wanted)
+        await kill(process)
+    return wanted
 
 
 def socket_of(bench: DriverBench) -> Path:

@@ -91,19 +91,6 @@ def _verdicts(link: ComputeGateway, sandbox_id: str) -> list[Verdict]:
     return [verdict for verdict in found if verdict is not None]
 
 
-async def _ready_after_starting(link: ComputeGateway, sandbox_id: str, seen: int) -> None:
-    """Wait for an accepted start; what was told of the end before it may still arrive until then, but not after."""
-    _, starting = await link.wait(
-        lambda event: (
-            event.sandbox.sandbox.id == sandbox_id
-            and ready(event.sandbox.sandbox).reason == "Starting"
-            and any(entry is event for _, entry in link.events[seen:])
-        )
-    )
-    position = next(index for index, (_, event) in enumerate(link.events) if event is starting)
-    await wait_ready_again(link, sandbox_id, position)
-
-
 async def _created(link: ComputeGateway, sandbox: pb.DriverSandbox) -> None:
     """Create a sandbox as soon as the driver has found the engine again."""
     while True:
@@ -246,7 +233,7 @@ async def test_without_live_restore_both_end_and_a_start_brings_the_sandbox_back
         (verdict,) = _verdicts(link, wanted.id)
         assert (verdict.component, verdict.exit_code, verdict.signal) == (Component.WORKLOAD, 143, "SIGTERM")
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        await _ready_after_starting(link, wanted.id, seen)
+        await wait_ready_again(link, wanted.id, seen, failed_before=True)
         assert set(_told(link, wanted.id, seen)) == {"ContainerRuntimeRestart", "Starting", "BackendReady"}
         assert _verdicts(link, wanted.id) == [verdict]
         now = bench.container(wanted.id, "sandbox")
@@ -260,14 +247,7 @@ async def test_without_live_restore_both_end_and_a_start_brings_the_sandbox_back
 @pytest.mark.parametrize("place", [True, False], indirect=True, ids=["live-restore", "without live-restore"])
 async def test_after_a_reset_of_the_machine_a_start_brings_the_sandbox_back(place: Place) -> None:
     bench = place.bench
-    async with (
-        driver_process.serving(bench) as process,
-        ComputeGateway(f"unix:{driver_process.socket_of(bench)}") as link,
-    ):
-        wanted = bench.sandbox()
-        await bench.launch(link, wanted)
-        process.kill()
-        await process.wait()
+    wanted = await driver_process.launched_and_killed(bench)
     await asyncio.to_thread(place.room.cut_power)
     await place.start()
     async with (
@@ -278,6 +258,6 @@ async def test_after_a_reset_of_the_machine_a_start_brings_the_sandbox_back(plac
         assert "255" in ready(observed).message, "the engine's word for an end that nobody could tell it"
         assert "ControlSupervisorExited" not in _told(link, wanted.id, 0)
         await start(link, wanted.id, "g-2", launch_authentication(generation="g-2"))
-        await _ready_after_starting(link, wanted.id, 0)
+        await wait_ready_again(link, wanted.id, 0, failed_before=True)
         await _delete(link, wanted.id)
         assert await driver_process.end(process) == 0

@@ -78,8 +78,7 @@ async def test_commands_beside_a_driver_and_after_it(bench: DriverBench) -> None
         code, document = await command(bench, "gc")
         assert (code, document["items"], document["driver_runs"]) == (0, [], True)
         assert (await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=lost.id))).deleted
-        process.kill()
-        await process.wait()
+        await driver_process.kill(process)
 
     _, document = await command(bench, "exits", lost.id)
     (told,) = document["exits"]
@@ -103,12 +102,7 @@ async def test_commands_beside_a_driver_and_after_it(bench: DriverBench) -> None
 
 
 async def test_field_report_52_gc_takes_what_a_killed_driver_left_and_nothing_foreign(bench: DriverBench) -> None:
-    address = f"unix:{driver_process.socket_of(bench)}"
-    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
-        wanted = bench.sandbox()
-        await bench.launch(link, wanted)
-        process.kill()
-        await process.wait()
+    wanted = await driver_process.launched_and_killed(bench)
     workload = bench.container(wanted.id, "sandbox")
     own = dict(workload["Config"]["Labels"])
     foreign = bench.client.create_container(

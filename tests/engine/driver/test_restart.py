@@ -55,8 +55,7 @@ async def test_a_killed_driver_adopts_what_runs_and_judges_what_ended_meanwhile(
         kept, lost, failed = bench.sandbox("kept"), bench.sandbox("late-6.lost"), bench.sandbox("exit-9.x")
         for sandbox in (kept, lost, failed):
             await bench.launch(link, sandbox)
-        process.kill()
-        await process.wait()
+        await driver_process.kill(process)
     supervisor = bench.container(lost.id, "supervisor")["Id"]
     bench.client.kill(supervisor, "SIGUSR1")
     await asyncio.to_thread(bench.client.wait, supervisor, timeout=20)
@@ -82,11 +81,7 @@ async def test_a_killed_driver_adopts_what_runs_and_judges_what_ended_meanwhile(
 
 async def test_a_verdict_that_nobody_watched_for_reaches_the_gateway_once_when_it_is_back(bench: DriverBench) -> None:
     address = f"unix:{driver_process.socket_of(bench)}"
-    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
-        wanted = bench.sandbox()
-        await bench.launch(link, wanted)
-        process.kill()
-        await process.wait()
+    wanted = await driver_process.launched_and_killed(bench)
     supervisor = bench.container(wanted.id, "supervisor")["Id"]
     bench.client.kill(supervisor, "SIGKILL")
     await asyncio.to_thread(bench.client.wait, supervisor, timeout=20)
@@ -123,8 +118,7 @@ async def test_a_driver_killed_at_any_moment_of_a_launch_loses_and_leaks_nothing
         wanted = bench.sandbox()
         create = asyncio.create_task(_create(link, wanted))
         await asyncio.sleep(moment * 0.08)  # any moment will do: none may lose or leak anything
-        process.kill()
-        await process.wait()
+        await driver_process.kill(process)
         accepted = await create
     async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
         listed = await link.stub.ListSandboxes(pb.ListSandboxesRequest(), wait_for_ready=True)
@@ -160,8 +154,7 @@ async def test_a_driver_killed_in_a_delete_finishes_it_the_next_time(bench: Driv
             delete = asyncio.ensure_future(link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id)))
             await link.wait(lambda e: e.sandbox.sandbox.status.deleting)
             await asyncio.sleep(moment * 0.05)
-            process.kill()
-            await process.wait()
+            await driver_process.kill(process)
             await asyncio.gather(delete, return_exceptions=True)
         async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
             listed = await link.stub.ListSandboxes(pb.ListSandboxesRequest(), wait_for_ready=True)
@@ -212,8 +205,7 @@ async def test_field_report_53_a_restart_over_an_exited_sandbox_starts_and_tells
         told = [await link.wait_reason(wanted.id, "ContainerExited")]
         told.append(await link.wait_reason(lost.id, "ControlSupervisorExited"))
         await asyncio.to_thread(bench.client.wait, bench.container(lost.id, "sandbox")["Id"], timeout=20)
-        process.kill()
-        await process.wait()
+        await driver_process.kill(process)
     started = [bench.container(each.id, "sandbox")["State"]["StartedAt"] for each in (wanted, lost)]
     async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
         for _ in range(2):
@@ -230,11 +222,7 @@ async def test_field_report_53_a_restart_over_an_exited_sandbox_starts_and_tells
 
 async def test_a_supervisor_that_is_gone_without_a_trace_is_made_again(bench: DriverBench) -> None:
     address = f"unix:{driver_process.socket_of(bench)}"
-    async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
-        wanted = bench.sandbox()
-        await bench.launch(link, wanted)
-        process.kill()
-        await process.wait()
+    wanted = await driver_process.launched_and_killed(bench)
     workload = bench.container(wanted.id, "sandbox")
     bench.client.remove_container(bench.container(wanted.id, "supervisor")["Id"], force=True)
     async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
@@ -278,8 +266,7 @@ async def test_a_sandbox_whose_record_cannot_be_read_runs_on_and_is_adopted_once
         assert [entry["Id"] for entry in running] == ids
         assert all(entry["State"]["Running"] for entry in running)
         record.write_text("{")
-        process.kill()
-        await process.wait()
+        await driver_process.kill(process)
     async with driver_process.serving(bench) as process, ComputeGateway(address) as link:
         deleted = await link.stub.DeleteSandbox(pb.DeleteSandboxRequest(sandbox_id=wanted.id), wait_for_ready=True)
         assert deleted.deleted

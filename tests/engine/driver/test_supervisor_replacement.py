@@ -150,14 +150,16 @@ class Running:
     async def start(self, launch: LaunchAuthentication, *, generation: str = "first") -> None:
         await start(self.link, self.signer.sandbox_id, generation, launch)
 
-    async def start_and_wait(self, launch: LaunchAuthentication, *, generation: str = "first") -> None:
+    async def start_and_wait(
+        self, launch: LaunchAuthentication, *, generation: str = "first", failed_before: bool = False
+    ) -> None:
         """Start, and wait until that start came through."""
         seen = len(self.link.events)
         await self.start(launch, generation=generation)
         await self.link.wait(
             lambda e: e.platform_event.event.reason == "Started" and any(x is e for _, x in self.link.events[seen:])
         )
-        await wait_ready_again(self.link, self.signer.sandbox_id, seen)
+        await wait_ready_again(self.link, self.signer.sandbox_id, seen, failed_before=failed_before)
 
     def told(self, seen: int) -> list[str]:
         """Reasons of the snapshots after those seen so far."""
@@ -221,6 +223,16 @@ async def _running(bench: DriverBench, gateway: Gateway) -> AsyncIterator[Runnin
         yield Running(bench=bench, gateway=gateway, link=link, signer=signer, driver=process)
 
 
+async def _left_by_a_killed_driver(
+    bench: DriverBench, gateway: Gateway
+) -> tuple[Running, Agent, list[tuple[str, str]]]:
+    """A sandbox whose driver was killed, its agent, and its containers."""
+    async with _running(bench, gateway) as run:
+        agent, containers = await run.agent(), run.containers()
+        await driver_process.kill(run.driver)
+    return run, agent, containers
+
+
 async def test_newer_credentials_replace_the_supervisor_and_the_agent_goes_on(real_bench: DriverBench) -> None:
     async with _gateway() as gateway, _running(real_bench, gateway) as run:
         session, agent = await gateway.sessions.get(), await run.agent()
@@ -276,10 +288,7 @@ async def test_a_driver_that_comes_back_without_the_supervisor_goes_on_with_newe
     real_bench: DriverBench,
 ) -> None:
     async with _gateway() as gateway:
-        async with _running(real_bench, gateway) as run:
-            agent, (workload, supervisor) = await run.agent(), run.containers()
-            run.driver.kill()
-            await run.driver.wait()
+        run, agent, (workload, supervisor) = await _left_by_a_killed_driver(real_bench, gateway)
         gateway.hold(run.signer.first.supervisor.gateway_token)
         real_bench.client.remove_container(supervisor[0], force=True)
         async with _driver(real_bench, gateway) as (driver, link):
@@ -296,16 +305,13 @@ async def test_a_driver_that_comes_back_without_the_supervisor_says_why_old_cred
     real_bench: DriverBench,
 ) -> None:
     async with _gateway() as gateway:
-        async with _running(real_bench, gateway) as run:
-            agent, (workload, supervisor) = await run.agent(), run.containers()
-            run.driver.kill()
-            await run.driver.wait()
+        run, agent, (workload, supervisor) = await _left_by_a_killed_driver(real_bench, gateway)
         real_bench.client.remove_container(supervisor[0], force=True)
         async with _driver(real_bench, gateway) as (driver, link):
             run = replace(run, link=link, driver=driver)
             observed = await link.wait_reason(run.signer.sandbox_id, "ControlSupervisorExited")
             assert "attach" in ready(observed).message
-            await run.start_and_wait(run.signer.launch(2, generation="g-2"), generation="g-2")
+            await run.start_and_wait(run.signer.launch(2, generation="g-2"), generation="g-2", failed_before=True)
             assert run.containers()[0][0] == workload[0]
             assert (await run.agent()).own != agent.own
             await run.end()
