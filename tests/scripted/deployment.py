@@ -95,8 +95,7 @@ class Deployment:
                     yield served
                     served.check_events()
                 if kill:
-                    process.kill()
-                    await process.wait()
+                    await driver_process.kill(process)
                 else:
                     assert await driver_process.end(process) == 0
                 assert not [secret for secret in _SECRETS if secret in await log]
