@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     import grpc
 
-__all__ = ["MAX_WATCHES", "OpenRpcs", "ShuttingDownError", "TooManyWatchesError"]
 
 MAX_WATCHES: Final = 64
 """Watches at a time. Far below the server's bound of all RPCs, so that they never starve the others."""

@@ -12,8 +12,9 @@ import grpc
 import pytest
 
 from driver_docker import encode
+from driver_docker.errors import ShuttingDownError
 from driver_docker.metrics import Metrics
-from driver_docker.open_rpcs import MAX_WATCHES, OpenRpcs, ShuttingDownError, TooManyWatchesError
+from driver_docker.open_rpcs import MAX_WATCHES, OpenRpcs, TooManyWatchesError
 from driver_docker.rpc_observer import RpcObserver
 from driver_docker.serve import stop_server
 from driver_docker.server import MAX_CONCURRENT_RPCS, ComputeDriverService, make_server
