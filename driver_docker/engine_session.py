@@ -44,10 +44,12 @@ class _UnixPool(UnixHTTPConnectionPool):
 
 class _UnixAdapter(UnixHTTPAdapter):
     def get_connection(self, url: str | bytes, proxies: object = None) -> _UnixPool:
+        """One pool for the engine: docker-py has one for each URL, so that hardly a connection is ever used again."""
         with self.pools.lock:
-            pool = self.pools.get(url)
+            pool = self.pools.get(self.socket_path)
             if pool is None:
-                pool = self.pools[url] = _UnixPool(str(url), self.socket_path, self.timeout, maxsize=self.max_pool_size)
+                pool = _UnixPool(str(url), self.socket_path, self.timeout, maxsize=self.max_pool_size)
+                self.pools[self.socket_path] = pool
             return cast("_UnixPool", pool)
 
 
