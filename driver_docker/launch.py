@@ -247,24 +247,23 @@ class Launcher:
             ) from None
 
     async def _run(self, sandbox: Sandbox, request: LaunchRequest, plan: LaunchPlan, built: LaunchDocuments) -> None:
-        """Stage and start both containers.
-
-        An upload takes the engine about as long as half a start, so the supervisor's goes on while the workload
-        starts, and the records are written meanwhile.
-        """
-        workload = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
+        """Stage both containers side by side; the workload starts as soon as it has its files, the supervisor last."""
         supervisor = await self.delivery.supervisor_entries(sandbox, built)
-        record = sandbox.record
         await together(
-            self.delivery.put(record.workload_id, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(workload)),
+            self._stage_and_start_workload(sandbox, plan, built),
+            self.delivery.stage_supervisor(plan.supervisor, sandbox.record.supervisor_id, supervisor),
+        )
+        await self.start(sandbox, Component.SUPERVISOR, sandbox.record.supervisor_id)
+
+    async def _stage_and_start_workload(self, sandbox: Sandbox, plan: LaunchPlan, built: LaunchDocuments) -> None:
+        """The records are written meanwhile; both containers are in them before either starts."""
+        entries = staging.workload_entries(built, plan.identity, workspace_root=plan.workspace_root)
+        workload = sandbox.record.workload_id
+        await together(
+            self.delivery.put(workload, staging.WORKLOAD_ARCHIVE_ROOT, staging.build_tar(entries)),
             self._services.save(sandbox),
         )
-        await together(
-            self.start(sandbox, Component.WORKLOAD, record.workload_id),
-            self.delivery.stage_supervisor(plan.supervisor, record.supervisor_id, supervisor),
-            self._commit(sandbox, built),
-        )
-        await self.start(sandbox, Component.SUPERVISOR, record.supervisor_id)
+        await together(self.start(sandbox, Component.WORKLOAD, workload), self._commit(sandbox, built))
 
     async def _commit(self, sandbox: Sandbox, built: LaunchDocuments) -> None:
         with during(Reason.BOUNDARY_CONFIG_WRITE_FAILED):
