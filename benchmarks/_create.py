@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from functools import partial
@@ -59,11 +60,12 @@ def create_through_driver(bench: Bench) -> tuple[float, _by_hand.Recipe]:
     sandbox_id = str(uuid.uuid4())
     request = bench.request(sandbox_id)
     bench.shake_hands()
+    settle()
     bench.events.forget()
     began = time.monotonic_ns()
     bench.driver.CreateSandbox(request)
     try:
-        both = max(bench.events.wait_started(sandbox_id, role) for role in ("sandbox", "supervisor"))
+        both = max(bench.events.wait_of(sandbox_id, role, "start") for role in ("sandbox", "supervisor"))
         made = bench.containers(sandbox_id)
         launch = bench.signer.launch_authentication(sandbox_id)
         recipe = _by_hand.Recipe.of(bench.engine, made["sandbox"], made["supervisor"], launch)
@@ -76,6 +78,7 @@ def create_through_driver(bench: Bench) -> tuple[float, _by_hand.Recipe]:
 def _create(bench: Bench, make: Callable[[_by_hand.Made], None]) -> float:
     """Make two containers without a driver and remove them; the time in milliseconds."""
     made = _by_hand.Made()
+    settle()
     bench.events.forget()
     try:
         make(made)
@@ -83,6 +86,11 @@ def _create(bench: Bench, make: Callable[[_by_hand.Made], None]) -> float:
     finally:
         _by_hand.unmake(bench.engine, made)
     return (both - made.began) / 1e6
+
+
+def settle() -> None:
+    """Let the disk write down what earlier rounds left, so that no sample pays for another's."""
+    os.sync()
 
 
 def warm_recipe(bench: Bench) -> _by_hand.Recipe:

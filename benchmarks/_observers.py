@@ -16,7 +16,7 @@ from openshell.wire.compute.v1 import compute_driver_pb2_grpc as rpc
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SEEN_SECONDS = 60.0
+_SEEN_SECONDS = 120.0
 
 Item = TypeVar("Item")
 EngineEvent = dict[str, Any]
@@ -101,13 +101,13 @@ class BareEvents(_Seen[EngineEvent]):
         """Wait for one action of one container."""
         return self.wait(lambda event: event.get("Action") == action and event["Actor"]["ID"] == container_id)
 
-    def wait_started(self, sandbox_id: str, role: str) -> int:
-        """Wait for the start of a sandbox's container of one role."""
+    def wait_of(self, sandbox_id: str, role: str, action: str) -> int:
+        """Wait for one action of a sandbox's container of one role."""
 
         def wanted(event: EngineEvent) -> bool:
             attributes = event["Actor"]["Attributes"]
             return (
-                event.get("Action") == "start"
+                event.get("Action") == action
                 and attributes.get("openshell.ai/sandbox-id") == sandbox_id
                 and attributes.get("openshell.ai/isolation-role") == role
             )

@@ -64,10 +64,10 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[Measure
     measures: list[Measure] = []
     if Subject.BURST in chosen:
         with open_bench(say, with_stand_ins=True) as bench:
-            measures += _burst.measure(bench, options.burst_size, guests="idle", is_judged=True)
+            measures += _burst.measure(bench, options.burst_size, rounds=options.burst_rounds, is_idle=True)
     with open_bench(say) as bench:
         if Subject.BURST in chosen:
-            measures += _burst.measure(bench, options.burst_size, guests="real", is_judged=False)
+            measures += _burst.measure(bench, options.burst_size, rounds=1, is_idle=False)
         if Subject.CREATE in chosen:
             measures += _create.measure(bench, options.rounds)
         if Subject.LOSS in chosen:
@@ -91,11 +91,12 @@ def main() -> int:
         help=f"measure this alone, may be repeated: {', '.join(each.value for each in Subject)}",
     )
     options.add_argument("--burst-size", type=int, default=50, help="sandboxes of the burst (default 50)")
+    options.add_argument("--burst-rounds", type=int, default=3, help="bursts of idle programs (default 3)")
     options.add_argument("--idle-size", type=int, default=200, help="sandboxes left idle (default 200)")
     options.add_argument("--json", action="store_true", help="print one JSON object on stdout instead of the table")
     chosen = options.parse_args()
-    if min(chosen.rounds, chosen.burst_size, chosen.idle_size) < 1:
-        options.error("--rounds, --burst-size and --idle-size must be at least 1")
+    if min(chosen.rounds, chosen.burst_size, chosen.burst_rounds, chosen.idle_size) < 1:
+        options.error("--rounds, --burst-size, --burst-rounds and --idle-size must be at least 1")
     missing = [name for name in IMAGES if not os.environ.get(name)]
     if missing:
         options.error(f"{', '.join(missing)} not set; run it as ./dev bench driver")
