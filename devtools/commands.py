@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = "OpenShell-Docker: one door to the repository."
 _DEMO = "Launch a sandbox on Docker, kill its supervisor, and show why it ended."
+_SIDE_BY_SIDE = ("-n", "auto", "--maxprocesses", "4", "--dist", "loadfile")
+"""How the whole suite runs: a process for each processor, each file in one. What pytest is told after it counts."""
 _EPILOG = "Exit codes: 0 done, 1 failed, 2 wrong use, 3 the machine lacks something (the text says what to do)."
 
 
@@ -41,7 +43,9 @@ def demo(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """Run pytest, with an engine and the images unless told otherwise."""
     own = argparse.ArgumentParser(
-        prog="./dev test", description="Everything else is passed to pytest; paths are relative to the repository."
+        prog="./dev test",
+        description="Everything else is passed to pytest; paths are relative to the repository. Without one, the whole "
+        "suite runs, on all processors; -n 0 has it run in one process.",
     )
     own.add_argument("--no-engine", action="store_true", help="skip what needs a Docker Engine")
     own.add_argument(
@@ -54,6 +58,8 @@ def test(arguments: list[str]) -> int:
     )
     options, rest = own.parse_known_args(arguments)
     chosen = [] if options.slow or "-m" in rest else ["-m", "not slow"]
+    if not any(_is_test_path(argument) for argument in rest):
+        chosen += _SIDE_BY_SIDE
     command = [sys.executable, "-m", "pytest", *chosen, *rest]
     if options.no_engine:
         return run_foreground(command, child_environment() | {"OPENSHELL_TEST_NO_ENGINE": "1"})
@@ -64,6 +70,10 @@ def test(arguments: list[str]) -> int:
     with prepared_engine(is_shared=options.shared_engine) as prepared:
         code = run_foreground(command, prepared.environment() | registry | {"OPENSHELL_REQUIRE_ENGINE": "1"})
     return code or (1 if prepared.changes else 0)
+
+
+def _is_test_path(argument: str) -> bool:
+    return not argument.startswith("-") and (ROOT / argument.partition("::")[0]).exists()
 
 
 def check(arguments: list[str]) -> int:

@@ -101,6 +101,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"engine tests: {outcomes['ran']} ran{others}")
 
 
+@pytest.fixture(autouse=True)
+def _logs_go_where_each_test_looks() -> Iterator[None]:
+    """A command that a test runs in this process configures its logs, for a stream that ends with the test."""
+    yield
+    if "structlog" in sys.modules:
+        import structlog
+
+        structlog.reset_defaults()
+
+
 def _unavailable(reason: str) -> NoReturn:
     if os.environ.get("OPENSHELL_REQUIRE_ENGINE") == "1":
         pytest.fail(reason, pytrace=False)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,7 +74,6 @@ class Demo:
 
 @pytest.fixture
 def demo(
-    tmp_path: Path,
     docker_client: APIClient,
     docker_host: str,
     workload_image: str,
@@ -82,11 +82,13 @@ def demo(
 ) -> Iterator[Demo]:
     arguments = ["--workload-image", workload_image, "--runtime-image", runtime_image]
     arguments += ["--supervisor-image", supervisor_image]
-    made = Demo(arguments, tmp_path, docker_client, docker_host)
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.terminate()
-        made.ended()
+    # Not below the tests' own folder, whose path may be long: a demo has sockets there.
+    with tempfile.TemporaryDirectory(prefix="demo-") as folder:
+        made = Demo(arguments, Path(folder), docker_client, docker_host)
+        yield made
+        if made.process is not None:
+            with made.process:
+                made.process.terminate()
 
 
 def test_it_shows_two_verdicts_and_leaves_nothing(demo: Demo) -> None:
