@@ -14,14 +14,13 @@ import stat
 from typing import TYPE_CHECKING, Final, Self
 
 from driver_docker.errors import ConfigurationError
+from openshell.isolation.endpoints import MAX_SOCKET_PATH_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NAMESPACE_LOCK: Final = ".lock"
 """File in a namespace's state folder that the driver of that namespace holds locked."""
-MAX_PATH_BYTES: Final = 107
-"""Longest path of a Unix socket on Linux, without its final NUL."""
 
 _OTHERS: Final = 0o077
 _PROBE_SECONDS: Final = 2.0
@@ -119,9 +118,9 @@ def check_path(path: Path) -> None:
     if not path.is_absolute():
         raise ConfigurationError(f"--bind-socket {path} must be absolute")
     length = len(os.fsencode(path))
-    if length > MAX_PATH_BYTES:
+    if length > MAX_SOCKET_PATH_BYTES:
         raise ConfigurationError(
-            f"--bind-socket is {length} bytes long, but a Unix socket's path has at most {MAX_PATH_BYTES}: {path}"
+            f"--bind-socket is {length} bytes long, but a Unix socket's path has at most {MAX_SOCKET_PATH_BYTES}: {path}"
         )
 
 

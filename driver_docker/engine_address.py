@@ -25,7 +25,7 @@ import structlog
 from driver_docker.docker_contexts import current_context, docker_config_dir, read_context
 from driver_docker.engine import EngineError, EngineUnreachableError
 from driver_docker.engine_docker import DockerEngine
-from driver_docker.engine_ssh import SshTunnel
+from driver_docker.engine_ssh import SshTunnel, ssh_command
 from driver_docker.engine_tls import EngineTls
 from driver_docker.errors import ConfigurationError
 
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _SCHEMES: Final = ("unix://", "tcp://", "ssh://", "http://", "https://")
 _UNIX: Final = "unix://"
-_MAY_HOLD_AT: Final = ("/", _UNIX, "ssh://")
+_SSH: Final = "ssh://"
+_MAY_HOLD_AT: Final = ("/", _UNIX, _SSH)
 _START_ONE: Final = "start the engine there, or name another with --docker-socket or --docker-context"
 _FIRST_SOCKET: Final = Path("/var/run/docker.sock")
 
@@ -134,13 +135,18 @@ def as_address(configured: str, *, what: str = "socket_path") -> str:
     """A configured socket path or address as an address.
 
     Raises:
-        ConfigurationError: Neither an absolute path nor a known scheme, or with what may be a password, which is not
-            quoted.
+        ConfigurationError: Neither an absolute path nor a known scheme, an ssh address without a host or with a port
+            that is none, or with what may be a password, which is not quoted.
     """
     if "@" in configured and not configured.startswith(_MAY_HOLD_AT):
         # Addresses are told in logs and errors, and no engine is logged in to this way. Wherever it stands: a password
         # may hold a slash.
         raise ConfigurationError(f"{what} must not hold a user or password; name the host alone, and use TLS or ssh://")
+    if configured.startswith(_SSH):
+        try:
+            ssh_command(configured, Path("/unused"))  # only for what it has against the address
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{what}: {error.public_message}") from None
     if configured.startswith(_SCHEMES):
         return configured
     if configured.startswith("/"):
@@ -155,7 +161,7 @@ async def connect(address: EngineAddress) -> DockerEngine:
         EngineUnreachableError: Nobody answers there.
         EngineIncompatibleError: What answers cannot be used.
     """
-    if not address.url.startswith("ssh://"):
+    if not address.url.startswith(_SSH):
         return await DockerEngine.connect(address.url, tls=address.tls)
     tunnel = await SshTunnel.open(address.url)
     try:

@@ -24,6 +24,7 @@ from driver_docker.workers import run_aside
 REMOTE_SOCKET: Final = "/var/run/docker.sock"
 """The engine's socket on the other machine, where the address names none."""
 READY_LINE: Final = "forwarding"
+_FORM: Final = "ssh://[user@]host[:port][/socket]"
 _OPEN_SECONDS: Final = 20.0
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
@@ -37,14 +38,17 @@ def ssh_command(url: str, local_socket: Path) -> tuple[str, ...]:
     Raises:
         ConfigurationError: The address is malformed; a host or user that would be read as an option included.
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigurationError(f"the host of an ssh:// address is none; it must be {_FORM}") from None
     try:
         port = parts.port
     except ValueError:
         raise ConfigurationError(f"the port in {parts.scheme}://{parts.hostname or ''} is no port") from None
     host, user = parts.hostname or "", unquote(parts.username or "")
     if not host or host.startswith("-") or user.startswith("-") or parts.password is not None:
-        raise ConfigurationError(f"{parts.scheme}://{parts.hostname or ''} must be ssh://[user@]host[:port][/socket]")
+        raise ConfigurationError(f"{parts.scheme}://{parts.hostname or ''} must be {_FORM}")
     options = {
         "BatchMode": "yes",
         "ControlPath": "none",

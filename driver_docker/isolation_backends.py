@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import PlainValidator
 
-from driver_docker.bind_socket import MAX_PATH_BYTES
 from driver_docker.errors import PreconditionError
 from driver_docker.upstream_proxy import SUPERVISOR_DIR
+from openshell.isolation.endpoints import MAX_SOCKET_PATH_BYTES
 from openshell.isolation.documents import (
     BUILT_IN_BACKEND,
     BackendRegistration,
@@ -153,10 +153,10 @@ def check_selectable(backends: Registrations, name: str) -> None:
     if not isinstance(endpoint, UnixTransport):
         return
     length = len(os.fsencode(_place(endpoint)))
-    if length > MAX_PATH_BYTES:
+    if length > MAX_SOCKET_PATH_BYTES:
         raise ValueError(
             f"isolation backend {name} cannot be placed: its socket would have a path of {length} bytes in the "
-            f"supervisor, and {MAX_PATH_BYTES} is the most; give it a shorter name"
+            f"supervisor, and {MAX_SOCKET_PATH_BYTES} is the most; give it a shorter name"
         )
     if ":" in endpoint.socket_path or backend.socket_folder in {None, "/"}:
         raise ValueError(
