@@ -18,7 +18,6 @@ from pydantic import PlainValidator
 
 from driver_docker.errors import PreconditionError
 from driver_docker.upstream_proxy import SUPERVISOR_DIR
-from openshell.isolation.endpoints import MAX_SOCKET_PATH_BYTES
 from openshell.isolation.documents import (
     BUILT_IN_BACKEND,
     BackendRegistration,
@@ -29,7 +28,7 @@ from openshell.isolation.documents import (
     UnixTransport,
     VsockTransport,
 )
-from openshell.isolation.endpoints import ENDPOINT_ERROR, read_transport
+from openshell.isolation.endpoints import ENDPOINT_ERROR, MAX_SOCKET_PATH_BYTES, read_transport
 from openshell.isolation.json_fields import Fields
 
 if TYPE_CHECKING:
