@@ -102,8 +102,8 @@ RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "GetCapabilities": ((), ()),
     "AuthenticateSandbox": ((), ()),
     "ValidateSandboxCreate": (("ping",), ("inspect_image", "inspect_volume", "refresh_info")),
-    "GetSandbox": (("inspect_container",), ("ping",)),
-    "ListSandboxes": (("ping",), ()),
+    "GetSandbox": ((), ("inspect_container", "ping")),
+    "ListSandboxes": (("list_containers",), ()),
     "CreateSandbox": (
         (
             "ping",

@@ -120,7 +120,8 @@ def check_path(path: Path) -> None:
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:
         raise ConfigurationError(
-            f"--bind-socket is {length} bytes long, but a Unix socket's path has at most {MAX_SOCKET_PATH_BYTES}: {path}"
+            f"--bind-socket is {length} bytes long, but a Unix socket's path has at most {MAX_SOCKET_PATH_BYTES}: "
+            f"{path}"
         )
 
 

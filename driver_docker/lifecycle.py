@@ -7,7 +7,7 @@ A verb that changes something runs as a task of its own: when its caller goes aw
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from driver_docker import events
 from driver_docker.concurrency import together
@@ -20,9 +20,11 @@ from driver_docker.errors import (
     SandboxNotFoundError,
     UnreadableRecordError,
 )
+from driver_docker.labels import owner_labels
 from driver_docker.provision import Provisioner
 from driver_docker.records import RECORD_FILE
 from driver_docker.sandbox_record import RecordPhase
+from driver_docker.sandboxes import Agreement
 from driver_docker.services import now
 from driver_docker.start import Starter
 from driver_docker.stop import Stopper
@@ -31,6 +33,8 @@ from driver_docker.turns import LAUNCHING, end_launch
 from openshell.verdicts import Component
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from driver_docker.concurrency import Background
     from driver_docker.engine_objects import ContainerStatus
     from driver_docker.events import Snapshot
@@ -43,6 +47,8 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS: Final = 5.0
 """How long a look may take; a gateway waits ten seconds for it (compute-driver contract 3.14)."""
+_KNOWN_SECONDS: Final = 5.0
+"""How long a look at everything counts for each sandbox of which nothing was heard since."""
 _ASKED_ABOUT: Final = frozenset({RecordPhase.STARTING, RecordPhase.STOPPING, RecordPhase.STOPPED})
 """Phases whose state is the driver's own decision; an engine that cannot be asked makes it unavailable all the same."""
 
@@ -226,16 +232,19 @@ class Lifecycle:
             raise InvalidRequestError("sandbox_id and name are both empty; give the id")
         sandbox = self._services.table.find(sandbox_id=sandbox_id, name=name)
         if sandbox.record.phase is RecordPhase.ACTIVE:
-            try:
-                async with asyncio.timeout(_LOOK_SECONDS):
-                    await self.refresh(sandbox)
-            except TimeoutError:
-                raise EngineTimeoutError(
-                    f"the engine did not say in time how sandbox {sandbox.sandbox_id} is"
-                ) from None
+            if not self._is_known(sandbox):
+                await self._in_time(self.refresh(sandbox), f"how sandbox {sandbox.sandbox_id} is")
         elif sandbox.record.phase in _ASKED_ABOUT:
             await self._engine.ping()
         return self._services.snapshot(sandbox)
+
+    def _is_known(self, sandbox: Sandbox) -> bool:
+        """Whether there is nothing to be asked: a list was looked at just now, and the engine tells what changes.
+
+        A gateway lists every minute and then asks for each sandbox by itself (compute-driver contract 3.10).
+        """
+        since = asyncio.get_running_loop().time() - _KNOWN_SECONDS
+        return self._services.events_are_read and sandbox.is_known(since=since)
 
     async def list(self) -> tuple[Snapshot, ...]:
         """The state of all sandboxes; fails rather than shrinks when the engine cannot be asked.
@@ -243,8 +252,24 @@ class Lifecycle:
         Raises:
             EngineUnreachableError: The engine cannot be asked.
         """
-        await self._engine.ping()
+        await self._in_time(self._look(), "how the sandboxes are")
         return tuple(self._services.snapshot(sandbox) for sandbox in self._services.table)
+
+    async def _look(self) -> None:
+        """Note which sandboxes are as they are known to be; the others are looked at one by one when asked about."""
+        at, heard = asyncio.get_running_loop().time(), {sandbox: sandbox.heard for sandbox in self._services.table}
+        found = await self._engine.list_containers(owner_labels(self._services.owner))
+        rows = {row.container_id: row for row in found}
+        for sandbox, before in heard.items():
+            if sandbox.heard == before and sandbox.agrees(rows):
+                sandbox.agreement = Agreement(at=at, heard=before)
+
+    async def _in_time(self, look: Coroutine[Any, Any, object], what: str) -> None:
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await look
+        except TimeoutError:
+            raise EngineTimeoutError(f"the engine did not say in time {what}") from None
 
     async def refresh(self, sandbox: Sandbox) -> ContainerStatus | None:
         """Look at the workload again; an end that no event told is handled like one that was told.

@@ -75,9 +75,11 @@ class Observer:
             if self._connected.is_set():
                 self._tell_all()
             self._connected.set()
+            self._services.events_are_read = True
             self._services.engine_events(True)
             await self._take_all(stream)
         finally:
+            self._services.events_are_read = False
             await stream.close()
 
     def _tell_all(self) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from driver_docker.concurrency import KeyedLocks
+from driver_docker.engine_objects import ContainerStatus
 from driver_docker.errors import (
     InvalidRequestError,
     PreconditionError,
@@ -17,12 +18,22 @@ from driver_docker.errors import (
 from driver_docker.sandbox_record import RecordPhase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
-    from driver_docker.engine_objects import ContainerFacts, EngineEvent
+    from driver_docker.engine_objects import ContainerFacts, ContainerRow, EngineEvent
     from driver_docker.sandbox_record import SandboxRecord
 
 _MAX_EVENTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """A look that found what was known already."""
+
+    at: float
+    """When it was asked for, on the event loop's clock."""
+    heard: int
+    """What had been heard of the sandbox by then."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -61,6 +72,10 @@ class Sandbox:
     their `start` is of their earlier run."""
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that must not appear in a log tail."""
+    heard: int = 0
+    """Counts what was told or done to its containers: a look that began before does not say how they are."""
+    agreement: Agreement | None = None
+    """The last look at everything that found its containers as they are known to be."""
 
     @property
     def sandbox_id(self) -> str:
@@ -87,6 +102,27 @@ class Sandbox:
             self.paused.discard(self.record.supervisor_id)
         return True
 
+    def agrees(self, rows: Mapping[str, ContainerRow]) -> bool:
+        """Whether both containers run, or are paused, as they are known to.
+
+        Args:
+            rows: The engine's containers by id.
+        """
+        workload, supervisor = rows.get(self.record.workload_id), rows.get(self.record.supervisor_id)
+        if workload is None or supervisor is None or self.workload is None:
+            return False
+        return (
+            workload.status.is_alive
+            and workload.status is self.workload.status
+            and supervisor.status.is_alive
+            and (supervisor.status is ContainerStatus.PAUSED) == self.supervisor_is_paused
+        )
+
+    def is_known(self, *, since: float) -> bool:
+        """Whether a look since then found it as it is known to be, and nothing was heard of it afterwards."""
+        agreement = self.agreement
+        return agreement is not None and agreement.heard == self.heard and agreement.at >= since
+
     def begin_run(self, container_id: str, *, stream: int) -> None:
         """Forget what was seen of a workload's earlier run, right before it is started again.
 
@@ -95,6 +131,7 @@ class Sandbox:
             stream: Number of the event stream that is read now.
         """
         self.run += 1
+        self.heard += 1
         self.workload_ended_first = False
         self.lost = False
         self.events.pop(container_id, None)
@@ -127,6 +164,7 @@ class Sandbox:
 
     def add_event(self, event: EngineEvent) -> None:
         """Remember an event of a current container and wake whoever waits."""
+        self.heard += 1
         seen = self.events.setdefault(event.object_id, [])
         seen.append(event)
         del seen[:-_MAX_EVENTS]

@@ -59,6 +59,8 @@ class Services:
     """Told whether the engine's events are being read now, at each change."""
     event_stream: int = 0
     """Number of the engine's event stream that is read now; each reconnect gets the next."""
+    events_are_read: bool = False
+    """Whether the engine's events are being read: what happens is told without being asked for."""
     folder_lost: bool = False
     """Whether the state folder was found not to be this driver's any more."""
     log: structlog.stdlib.BoundLogger = field(default_factory=lambda: structlog.get_logger("driver"))
