@@ -22,15 +22,22 @@ from driver_docker.staging import SUPERVISOR_ARCHIVE_ROOT, WORKLOAD_ARCHIVE_ROOT
 if TYPE_CHECKING:
     import docker
 
-RUNTIME_BINARY_BYTES: Final = 25 << 20
-"""Size of the binary in the workload's upload. Upstream's release 0.0.111 has it as a compressed archive of 10.8 MB for
-x86_64, and Rust programs pack to about two fifths of their size; later releases have grown."""
+PUBLISHED_BINARY_BYTES: Final = 25 << 20
+"""Size of upstream's own runtime. Its release 0.0.111 has it as a compressed archive of 10.8 MB for x86_64, and Rust
+programs pack to about two fifths of their size; later releases have grown."""
 _ACCOUNT_FILES: Final = ("/etc/passwd", "/etc/group")
 _RUNTIME_BINARY: Final = ".openshell/openshell-sandbox"
 """Beside the place where our workloads have their runtime, which is a volume that cannot be written."""
 
 
-def make(client: docker.APIClient, recipe: _by_hand.Recipe, images: tuple[str, str, str], made: _by_hand.Made) -> None:
+def make(
+    client: docker.APIClient,
+    recipe: _by_hand.Recipe,
+    images: tuple[str, str, str],
+    made: _by_hand.Made,
+    *,
+    runtime_bytes: int,
+) -> None:
     """Make both containers as upstream's driver does.
 
     Args:
@@ -38,10 +45,11 @@ def make(client: docker.APIClient, recipe: _by_hand.Recipe, images: tuple[str, s
         recipe: The two containers.
         images: References of the workload's, the runtime's and the supervisor's image.
         made: What exists is noted here as it comes into being.
+        runtime_bytes: Size of the runtime, which upstream's driver uploads into each workload as one binary.
     """
     token = secrets.token_hex(4)
     workload, supervisor, volumes = _by_hand.renamed(recipe, token)
-    archive = with_runtime(recipe.workload_tar)
+    archive = with_runtime(recipe.workload_tar, runtime_bytes)
     made.began = time.monotonic_ns()
     client.containers(all=True, filters={"label": f"{_by_hand.LABEL_PREFIX}sandbox-id={token}"})
     for image in images:
@@ -62,13 +70,13 @@ def make(client: docker.APIClient, recipe: _by_hand.Recipe, images: tuple[str, s
     client.start(made.supervisor_id)
 
 
-def with_runtime(tar: bytes) -> bytes:
-    """An archive with a binary of a realistic size added; its content cannot be compressed, as that of real ones."""
+def with_runtime(tar: bytes, size: int) -> bytes:
+    """An archive with one binary added; its content cannot be compressed, as that of real ones."""
     buffer = io.BytesIO(tar)
     with tarfile.open(fileobj=buffer, mode="a") as archive:
         entry = tarfile.TarInfo(_RUNTIME_BINARY)
-        entry.size, entry.mode = RUNTIME_BINARY_BYTES, 0o555
-        archive.addfile(entry, io.BytesIO(os.urandom(RUNTIME_BINARY_BYTES)))
+        entry.size, entry.mode = size, 0o555
+        archive.addfile(entry, io.BytesIO(os.urandom(size)))
     return buffer.getvalue()
 
 
