@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 import uuid
 from functools import partial
@@ -18,33 +19,31 @@ if TYPE_CHECKING:
 
 BY_HAND_LIMIT: Final = 1.15
 UPSTREAM_LIMIT: Final = 0.6
-_WARM_UP_ROUNDS: Final = 1
 
 
 def measure(bench: Bench, rounds: int) -> list[Comparison]:
-    """Take all in turn, so that all meet the same machine.
+    """Take all in turns, so that all meet the same machine.
 
     Upstream's calls are replayed with a runtime as large as the one that the driver's sandboxes have, which makes the
     same sandbox, and, to be seen beside it, with one as large as upstream's own.
     """
     same_runtime = int(bench.engine.inspect_image(bench.images[1])["Size"])  # type: ignore[no-untyped-call]
-    ours: list[float] = []
-    by_hand: list[float] = []
-    upstream: list[float] = []
-    upstream_own: list[float] = []
-    for number in range(-_WARM_UP_ROUNDS, rounds):
-        bench.say(f"create to both running: {'warming up' if number < 0 else f'round {number + 1} of {rounds}'}")
-        through_driver, recipe = create_through_driver(bench)
-        replay = partial(_upstream.make, bench.engine, recipe, bench.images)
-        taken = (
-            through_driver,
-            _create(bench, partial(_by_hand.make, bench.engine, recipe)),
-            _create(bench, partial(replay, runtime_bytes=same_runtime)),
-            _create(bench, partial(replay, runtime_bytes=_upstream.PUBLISHED_BINARY_BYTES)),
-        )
-        if number >= 0:
-            for samples, sample in zip((ours, by_hand, upstream, upstream_own), taken, strict=True):
-                samples.append(sample)
+    bench.say("create to both running: warming up")
+    recipe = warm_recipe(bench)
+    replay = partial(_upstream.make, bench.engine, recipe, bench.images)
+    ways: tuple[Callable[[], float], ...] = (
+        lambda: create_through_driver(bench)[0],
+        lambda: _create(bench, partial(_by_hand.make, bench.engine, recipe)),
+        lambda: _create(bench, partial(replay, runtime_bytes=same_runtime)),
+        lambda: _create(bench, partial(replay, runtime_bytes=_upstream.PUBLISHED_BINARY_BYTES)),
+    )
+    samples: tuple[list[float], ...] = tuple([] for _ in ways)
+    for number in range(rounds):
+        bench.say(f"create to both running: round {number + 1} of {rounds}")
+        # In another order each time, so that what one leaves the disk to do is not always the same one's trouble.
+        for one in random.Random(number).sample(range(len(ways)), len(ways)):  # noqa: S311 - no secret
+            samples[one].append(ways[one]())
+    ours, by_hand, upstream, upstream_own = samples
     return [
         Comparison(
             name="create to both running",
