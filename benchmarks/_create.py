@@ -41,7 +41,7 @@ def measure(bench: Bench, rounds: int) -> list[Comparison]:
     for number in range(rounds):
         bench.say(f"create to both running: round {number + 1} of {rounds}")
         # In another order each time, so that what one leaves the disk to do is not always the same one's trouble.
-        for one in random.Random(number).sample(range(len(ways)), len(ways)):  # noqa: S311 - no secret
+        for one in random.Random(number).sample(range(len(ways)), len(ways)):
             samples[one].append(ways[one]())
     ours, by_hand, upstream, upstream_own = samples
     return [
