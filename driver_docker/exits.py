@@ -67,6 +67,7 @@ class Exits:
         if not container or container in sandbox.judged or not self._is_news(sandbox, container):
             return
         sandbox.judged.add(container)
+        sandbox.heard += 1
         handle = self._supervisor_ended if supervisor else self._workload_ended
         self._background.spawn(
             self._conclude(sandbox, handle(sandbox, container), {container}),
@@ -92,6 +93,7 @@ class Exits:
             return
         if any(container in sandbox.judged for container in sandbox.container_ids):
             return  # one of them is being handled, and the other follows from it
+        sandbox.heard += 1
         self._background.spawn(self._both_ended(sandbox, record), name=f"ends of {sandbox.sandbox_id}")
 
     async def _both_ended(self, sandbox: Sandbox, record: SandboxRecord) -> None:

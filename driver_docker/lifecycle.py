@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from driver_docker import events
 from driver_docker.concurrency import together
-from driver_docker.engine import EngineAbsentError, EngineError, EngineTimeoutError
+from driver_docker.engine import EngineAbsentError, EngineError, EngineTimeoutError, EngineUnreachableError
 from driver_docker.errors import (
     DriverError,
     InvalidRequestError,
@@ -24,7 +24,6 @@ from driver_docker.labels import owner_labels
 from driver_docker.provision import Provisioner
 from driver_docker.records import RECORD_FILE
 from driver_docker.sandbox_record import RecordPhase
-from driver_docker.sandboxes import Agreement
 from driver_docker.services import now
 from driver_docker.start import Starter
 from driver_docker.stop import Stopper
@@ -244,7 +243,8 @@ class Lifecycle:
         A gateway lists every minute and then asks for each sandbox by itself (compute-driver contract 3.10).
         """
         since = asyncio.get_running_loop().time() - _KNOWN_SECONDS
-        return self._services.events_are_read and sandbox.is_known(since=since)
+        services = self._services
+        return services.events_are_read and sandbox.is_known(since=since, stream=services.event_stream)
 
     async def list(self) -> tuple[Snapshot, ...]:
         """The state of all sandboxes; fails rather than shrinks when the engine cannot be asked.
@@ -257,19 +257,30 @@ class Lifecycle:
 
     async def _look(self) -> None:
         """Note which sandboxes are as they are known to be; the others are looked at one by one when asked about."""
-        at, heard = asyncio.get_running_loop().time(), {sandbox: sandbox.heard for sandbox in self._services.table}
+        at, stream = asyncio.get_running_loop().time(), self._services.event_stream
+        heard = {sandbox: sandbox.heard for sandbox in self._services.table}
         found = await self._engine.list_containers(owner_labels(self._services.owner))
         rows = {row.container_id: row for row in found}
         for sandbox, before in heard.items():
-            if sandbox.heard == before and sandbox.agrees(rows):
-                sandbox.agreement = Agreement(at=at, heard=before)
+            sandbox.agree(rows, at=at, stream=stream, heard=before)
 
     async def _in_time(self, look: Coroutine[Any, Any, object], what: str) -> None:
+        """Look, for as long as a gateway waits for the answer.
+
+        Raises:
+            EngineUnreachableError: The engine does not say, whatever it answers instead: that is no news about a
+                sandbox, and asking again may help.
+            EngineTimeoutError: It takes too long.
+        """
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 await look
         except TimeoutError:
             raise EngineTimeoutError(f"the engine did not say in time {what}") from None
+        except (EngineUnreachableError, EngineTimeoutError):
+            raise
+        except EngineError as error:
+            raise EngineUnreachableError(f"the engine does not say {what}: {error.message}") from error
 
     async def refresh(self, sandbox: Sandbox) -> ContainerStatus | None:
         """Look at the workload again; an end that no event told is handled like one that was told.

@@ -231,6 +231,7 @@ class Observer:
             self._services.publish_snapshot(sandbox)
         if workload is None or (seen is not None and seen.status is workload.status):
             return untold
+        sandbox.heard += 1
         try:
             await self._lifecycle.refresh(sandbox)
         except EngineUnreachableError:

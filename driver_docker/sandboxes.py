@@ -28,12 +28,16 @@ _MAX_EVENTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """A look that found what was known already."""
+    """A look at everything that found a sandbox as it was known to be."""
 
     at: float
     """When it was asked for, on the event loop's clock."""
+    stream: int
+    """Number of the event stream that was read then: another one may have missed something."""
     heard: int
     """What had been heard of the sandbox by then."""
+    status: ContainerStatus
+    """How its workload was."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -73,7 +77,7 @@ class Sandbox:
     secrets: tuple[str, ...] = field(default=(), repr=False)
     """Values that must not appear in a log tail."""
     heard: int = 0
-    """Counts what was told or done to its containers: a look that began before does not say how they are."""
+    """Counts what was told, found or done to its containers: a look that began before does not say how they are."""
     agreement: Agreement | None = None
     """The last look at everything that found its containers as they are known to be."""
 
@@ -96,32 +100,49 @@ class Sandbox:
         """Note whether its current supervisor is paused; whether that is another answer than before."""
         if paused == self.supervisor_is_paused:
             return False
+        self.heard += 1
         if paused:
             self.paused.add(self.record.supervisor_id)
         else:
             self.paused.discard(self.record.supervisor_id)
         return True
 
-    def agrees(self, rows: Mapping[str, ContainerRow]) -> bool:
-        """Whether both containers run, or are paused, as they are known to.
+    def agree(self, rows: Mapping[str, ContainerRow], *, at: float, stream: int, heard: int) -> None:
+        """Note that a look found both containers running, or paused, as they are known to be; else nothing.
 
         Args:
             rows: The engine's containers by id.
+            at: When the look was begun.
+            stream: The event stream that was read then.
+            heard: What had been heard then.
         """
         workload, supervisor = rows.get(self.record.workload_id), rows.get(self.record.supervisor_id)
-        if workload is None or supervisor is None or self.workload is None:
-            return False
-        return (
+        if heard != self.heard or workload is None or supervisor is None or self.workload is None:
+            return
+        if (
             workload.status.is_alive
             and workload.status is self.workload.status
             and supervisor.status.is_alive
             and (supervisor.status is ContainerStatus.PAUSED) == self.supervisor_is_paused
-        )
+        ):
+            self.agreement = Agreement(at=at, stream=stream, heard=heard, status=workload.status)
 
-    def is_known(self, *, since: float) -> bool:
-        """Whether a look since then found it as it is known to be, and nothing was heard of it afterwards."""
+    def is_known(self, *, since: float, stream: int) -> bool:
+        """Whether a look since then found it as it is known to be, and nothing was heard or found afterwards.
+
+        Args:
+            since: How old the look may be, on the event loop's clock.
+            stream: The event stream that is read now.
+        """
         agreement = self.agreement
-        return agreement is not None and agreement.heard == self.heard and agreement.at >= since
+        return (
+            agreement is not None
+            and agreement.at >= since
+            and agreement.stream == stream
+            and agreement.heard == self.heard
+            and self.workload is not None
+            and self.workload.status is agreement.status
+        )
 
     def begin_run(self, container_id: str, *, stream: int) -> None:
         """Forget what was seen of a workload's earlier run, right before it is started again.

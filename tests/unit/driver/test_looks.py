@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from scripted.memory_engine import SUPERVISOR, WORKLOAD, engine_event, memory_driver
 
 from driver_docker import lifecycle
-from driver_docker.engine import EngineUnreachableError
+from driver_docker.engine import (
+    EngineAbsentError,
+    EngineConflictError,
+    EngineError,
+    EngineRefusedError,
+    EngineUnreachableError,
+)
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.exits import Exits
 from driver_docker.lifecycle import Lifecycle
+from openshell.status import StatusCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -89,6 +98,11 @@ async def test_a_sandbox_that_a_list_found_otherwise_is_looked_at(
 AFTERWARDS: dict[str, Callable[[Round], object]] = {
     "an event was told": lambda it: it.sandbox.add_event(engine_event("oom", WORKLOAD)),
     "it was started again": lambda it: it.sandbox.begin_run(WORKLOAD, stream=1),
+    "it was found paused": lambda it: it.sandbox.note_supervisor(paused=True),
+    "a late answer said something else": lambda it: setattr(
+        it.sandbox, "workload", replace(it.driver.engine.containers[WORKLOAD], status=ContainerStatus.PAUSED)
+    ),
+    "events were lost and are read anew": lambda it: setattr(it.driver.services, "event_stream", 7),
     "events are not read any more": lambda it: setattr(it.driver.services, "events_are_read", False),
 }
 
@@ -100,6 +114,31 @@ async def test_what_happened_after_the_list_makes_the_next_question_one_to_the_e
     await a_round.list()
     change(a_round)
     assert await a_round.asks()
+
+
+@pytest.mark.parametrize("ended", [(WORKLOAD,), (WORKLOAD, SUPERVISOR)])
+async def test_an_end_that_only_the_drivers_own_look_found_is_not_denied(
+    a_round: Round, ended: tuple[str, ...]
+) -> None:
+    driver = a_round.driver
+    await a_round.list()
+    for container in ended:
+        driver.engine.change(container, status=ContainerStatus.EXITED)
+    observer = driver.observer()
+    await observer.look_at_all()
+    await asyncio.sleep(0)  # what it found is being handled
+    assert not a_round.verbs._is_known(a_round.sandbox)
+    await driver.background.close()
+
+
+@pytest.mark.parametrize("error", [EngineAbsentError, EngineConflictError, EngineRefusedError, EngineError])
+async def test_whatever_the_engine_answers_instead_of_its_list_makes_it_unavailable(
+    a_round: Round, error: type[EngineError]
+) -> None:
+    a_round.driver.engine.refuse = lambda _call, _about: error("page not found")
+    with pytest.raises(EngineUnreachableError, match="page not found") as failed:
+        await a_round.verbs.list()
+    assert (failed.value.status, failed.value.retryable) == (StatusCode.UNAVAILABLE, True)
 
 
 async def test_a_list_does_not_count_for_long(a_round: Round, monkeypatch: pytest.MonkeyPatch) -> None:
