@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from driver_docker.config import DriverConfig
 from driver_docker.errors import ConfigurationError
@@ -159,8 +159,23 @@ def _unknown(key: str, value: object, *, nested: bool) -> str:
         return (
             f"unknown table [{key}]: the driver's keys stand at the top level of its file, without a table around them"
         )
-    near = difflib.get_close_matches(key.rpartition(".")[2], DriverConfig.model_fields, n=1)
-    return f"unknown key {key}; did you mean {near[0]}?" if near else f"unknown key {key}"
+    table, _, name = key.rpartition(".")
+    near = difflib.get_close_matches(name, _keys_of(table), n=1)
+    if not near:
+        return f"unknown key {key}"
+    return f"unknown key {key}; did you mean {f'{table}.{near[0]}' if table else near[0]}?"
+
+
+def _keys_of(table: str) -> tuple[str, ...]:
+    """The keys of one of the file's tables, by its path; none of one whose keys are names."""
+    model: type[BaseModel] = DriverConfig
+    for part in table.split(".") if table else ():
+        field = model.model_fields.get(part)
+        inner = field.annotation if field is not None else None
+        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+            return ()
+        model = inner
+    return tuple(model.model_fields)
 
 
 def _wanted(fault: ErrorDetails) -> str:

@@ -45,9 +45,12 @@ def ssh_command(url: str, local_socket: Path) -> tuple[str, ...]:
     try:
         port = parts.port
     except ValueError:
-        raise ConfigurationError(f"the port in {parts.scheme}://{parts.hostname or ''} is no port") from None
+        told = parts.netloc.rpartition("@")[2].rpartition(":")[2]
+        raise ConfigurationError(f"{told} is no port of {parts.scheme}://{parts.hostname or ''}") from None
     host, user = parts.hostname or "", unquote(parts.username or "")
-    if not host or host.startswith("-") or user.startswith("-") or parts.password is not None:
+    if parts.password is not None:
+        raise ConfigurationError(f"{parts.scheme}://{host} has a password, and ssh is given none; use a key")
+    if not host or host.startswith("-") or user.startswith("-") or not (host.isprintable() and " " not in host):
         raise ConfigurationError(f"{parts.scheme}://{parts.hostname or ''} must be {_FORM}")
     options = {
         "BatchMode": "yes",

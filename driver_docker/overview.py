@@ -103,6 +103,8 @@ async def _view(
     paused = supervisor == ContainerStatus.PAUSED
     snapshot = take_snapshot(record, workload, namespace=namespace, supervisor_paused=paused)
     ready = next(condition for condition in snapshot.conditions if condition.type == READY)
+    if workload is None and states is not None and ready.reason == Reason.INSPECT_FAILED:
+        ready = replace(ready, message="the workload container is gone, and no driver has said why yet")
     if ready.status is ConditionStatus.TRUE and supervisor not in _ALIVE:
         ready = replace(
             ready,

@@ -75,7 +75,8 @@ def _is_current(row: ContainerRow, stored: StoredRecords) -> bool:
 
 
 async def _remove(services: Services, row: ContainerRow) -> None:
-    services.log.info("leftover container removed", container=row.name)
+    sandbox_id = row.labels.get(labels.SANDBOX_ID, "")
+    services.log.info("leftover container removed", container=row.name, sandbox_id=sandbox_id)
     await _tolerant(services, row.name, remove_container(services.engine, row.container_id))
 
 
@@ -110,6 +111,7 @@ async def _take_over(services: Services, record: SandboxRecord) -> None:
             reason=Reason.CONTAINER_CREATE_FAILED, message=interrupted().public_message, at=now(), untold=True
         )
         sandbox.record = record.changed(now(), phase=RecordPhase.FAILED, failure=failure)
+        services.log_of(sandbox).warning("launch failed", reason=failure.reason, message=failure.message)
         await services.save_quietly(sandbox)
     if sandbox.record.phase is RecordPhase.FAILED:
         files_gone = await services.remove_files(sandbox, LAUNCH_FILES)

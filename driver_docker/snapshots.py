@@ -95,8 +95,10 @@ def _ready(
         return ConditionStatus.FALSE, Reason.STARTING, "the sandbox is being started"
     if record.failure is not None:
         return ConditionStatus.FALSE, record.failure.reason, record.failure.message
-    if record.phase is RecordPhase.PROVISIONING or workload is None:
+    if record.phase is RecordPhase.PROVISIONING:
         return ConditionStatus.FALSE, Reason.STARTING, "the sandbox is being provisioned"
+    if workload is None:
+        return ConditionStatus.UNKNOWN, Reason.INSPECT_FAILED, "the workload container could not be looked at yet"
     if supervisor_paused and workload.status is ContainerStatus.RUNNING:
         return ConditionStatus.UNKNOWN, Reason.CONTAINER_PAUSED, "the supervisor container is paused"
     return _BY_STATUS[workload.status]

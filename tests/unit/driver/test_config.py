@@ -49,6 +49,7 @@ def test_flags_win_over_environment_and_environment_over_file(tmp_path: Path) ->
     ("values", "word"),
     [
         ({"sandbox_lable": "x"}, "did you mean sandbox_label"),
+        ({"resource_admission": {"enable": False}}, "did you mean resource_admission.enabled"),
         ({"bind_socket": None}, "bind_socket must be set"),
         ({"sandbox_pids_limit": 0}, "sandbox_pids_limit"),
         ({"sandbox_pids_limit": -1}, "sandbox_pids_limit"),

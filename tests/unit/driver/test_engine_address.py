@@ -137,10 +137,10 @@ def test_field_report_48_contexts_are_followed(tmp_path: Path) -> None:
         ({"DOCKER_HOST": "npipe:////./pipe/docker"}, "DOCKER_HOST"),
         ({"DOCKER_HOST": "relative.sock"}, "DOCKER_HOST"),
         ({"DOCKER_HOST": "ssh://"}, r"DOCKER_HOST: ssh:// must be ssh://\[user@\]host"),
-        ({"DOCKER_HOST": "ssh://there:port"}, "DOCKER_HOST: the port in ssh://there is no port"),
+        ({"DOCKER_HOST": "ssh://there:port"}, "DOCKER_HOST: port is no port of ssh://there"),
         ({"DOCKER_HOST": "ssh://[::1"}, "DOCKER_HOST: the host of an ssh:// address is none"),
         ({"DOCKER_HOST": "ssh://-oProxyCommand=x"}, "DOCKER_HOST: ssh://"),
-        ({"DOCKER_HOST": "ssh://me:s3cr3t@there"}, "DOCKER_HOST: ssh://there must be"),
+        ({"DOCKER_HOST": "ssh://me:s3cr3t@there"}, "DOCKER_HOST: ssh://there has a password"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path, environment: dict[str, str], word: str) -> None:

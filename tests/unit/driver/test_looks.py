@@ -126,7 +126,8 @@ async def test_an_end_that_only_the_drivers_own_look_found_is_not_denied(
         driver.engine.change(container, status=ContainerStatus.EXITED)
     observer = driver.observer()
     await observer.look_at_all()
-    await asyncio.sleep(0)  # what it found is being handled
+    for _ in range(5):
+        await asyncio.sleep(0)  # what it found is being handled
     assert not a_round.verbs._is_known(a_round.sandbox)
     await driver.background.close()
 

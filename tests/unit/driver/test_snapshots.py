@@ -123,3 +123,8 @@ def test_progress_events_carry_the_contracts_keys() -> None:
 )
 def test_sizes_read_as_the_contract_has_them(size: int, text: str) -> None:
     assert events.byte_text(size) == text
+
+
+def test_a_workload_that_could_not_be_looked_at_is_not_called_anything_else() -> None:
+    (ready,) = take_snapshot(RECORD, None, namespace="ns").conditions
+    assert (ready.status, ready.reason) == (ConditionStatus.UNKNOWN, "InspectFailed")
