@@ -9,6 +9,7 @@ import pytest
 
 from driver_docker import encode, events
 from driver_docker.engine_objects import ContainerFacts, ContainerStatus, HealthStatus, PullProgress
+from driver_docker.events import ConditionStatus
 from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
 from driver_docker.snapshots import take_snapshot
 
