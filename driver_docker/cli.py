@@ -12,7 +12,8 @@ import structlog
 
 from driver_docker import cli_reports
 from driver_docker.bind_socket import check_path
-from driver_docker.cli_options import OutputFormat, config_options, load
+from driver_docker.cli_options import OutputFormat, config_options, load, output_of
+from driver_docker.cli_output import print_json
 from driver_docker.config import LogLevel
 from driver_docker.errors import ConfigurationError, DriverError
 from driver_docker.exit_codes import ExitCode
@@ -22,17 +23,16 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """Commands whose own errors become one line and an exit code."""
+    """Commands whose own errors become one line, with JSON output one document as well, and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except ConfigurationError as error:
-            click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-            sys.exit(ExitCode.CONFIGURATION)
         except DriverError as error:
             click.echo(f"openshell-driver-docker: {error.public_message}", err=True)
-            sys.exit(ExitCode.FAULT)
+            if output_of(ctx) is OutputFormat.JSON:
+                print_json({"error": {"reason": error.reason, "message": error.public_message}})
+            sys.exit(ExitCode.CONFIGURATION if isinstance(error, ConfigurationError) else ExitCode.FAULT)
 
 
 def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -19,6 +19,8 @@ _SCALARS: Final = (str, Path, int, float, bool)
 UNSET_SOCKET: Final = Path("/nonexistent/bind_socket-is-not-set")
 """Stands for the socket in commands that do not serve."""
 
+_OUTPUT: Final = f"{__name__}.output"
+
 
 class OutputFormat(StrEnum):
     """What a command prints."""
@@ -93,8 +95,19 @@ def config_options(command: Callable[..., None]) -> Callable[..., None]:
         type=click.Choice([member.value for member in OutputFormat]),
         default=OutputFormat.TABLE.value,
         show_default=True,
+        callback=_remember_output,
         help="What is printed on standard output.",
     )(command)
+
+
+def _remember_output(context: click.Context, _: click.Parameter, value: str) -> str:
+    context.meta[_OUTPUT] = value
+    return value
+
+
+def output_of(context: click.Context) -> OutputFormat:
+    """What a command was told to print, also once it has failed; a table where it did not come to that."""
+    return OutputFormat(context.meta.get(_OUTPUT, OutputFormat.TABLE))
 
 
 def load(flags: Mapping[str, Any], *, file: Path | None, serves: bool) -> DriverConfig:

@@ -129,6 +129,18 @@ def test_unknown_variables_are_refused_with_a_suggestion(run: Any) -> None:
     assert "did you mean OPENSHELL_DOCKER_DRIVER_SANDBOX_LABEL?" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["serve", "sandboxes", "exits", "gc"])
+def test_with_json_output_an_error_is_a_document_too(run: Any, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "d.toml"
+    file.write_text("sandbox_lable = 'x'\n")
+    result = run(command, "-o", "json", "--config", str(file))
+    told = json.loads(result.stdout)["error"]
+    assert result.exit_code == 2
+    assert "did you mean sandbox_label?" in told["message"]
+    assert told["message"] in result.stderr
+    assert told["reason"]
+
+
 def test_serve_needs_a_socket(run: Any) -> None:
     result = run("serve")
     assert (result.exit_code, "bind_socket must be set" in result.stderr) == (2, True)
