@@ -31,7 +31,13 @@ from driver_docker.findings import (
 )
 from driver_docker.image_reference import parse_reference
 from driver_docker.platforms import check_platform
-from driver_docker.preflight_keys import judge_app_armor, judge_backend, judge_bind_mounts, judge_running_driver
+from driver_docker.preflight_keys import (
+    judge_app_armor,
+    judge_backend,
+    judge_bind_mounts,
+    judge_metrics_port,
+    judge_running_driver,
+)
 from driver_docker.regular_file import read_regular
 from driver_docker.supervisor_files import SupervisorFileError, read_supervisor_files
 
@@ -64,6 +70,7 @@ async def run_preflight(config: DriverConfig, environment: Mapping[str, str]) ->
     findings += judge_supervisor_files(config)
     findings += judge_bind_mounts(config)
     findings += await judge_running_driver(config.bind_socket)
+    findings += judge_metrics_port(config)
     try:
         addresses = candidates(config, environment)
     except ConfigurationError as error:

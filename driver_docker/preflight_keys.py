@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import stat
 from typing import TYPE_CHECKING, Final
 
-from driver_docker.errors import DriverError
+from driver_docker.bind_socket import listens
+from driver_docker.errors import ConfigurationError, DriverError
 from driver_docker.findings import Finding, fault, hint, ok
 from driver_docker.isolation_backends import check_placeable
+from driver_docker.metrics import LOOPBACK
 from driver_docker.supervisor_files import read_delegation
 
 if TYPE_CHECKING:
@@ -55,6 +59,31 @@ def judge_app_armor(config: DriverConfig, host: HostFacts) -> list[Finding]:
             f"there: aa-status lists {profile.removeprefix('Localhost/')}, or load it with apparmor_parser",
         )
     ]
+
+
+def judge_metrics_port(config: DriverConfig) -> list[Finding]:
+    """Whether metrics can be served where they are wanted; nothing where they are not, or on any free port."""
+    if not config.metrics_port:
+        return []
+    place = f"{LOOPBACK}:{config.metrics_port}"
+    with socket.socket() as probe:
+        # As the server does: a connection that just ended does not keep the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, config.metrics_port))
+        except OSError as error:
+            told = f"{place} cannot be used: {error.strerror}"
+            if error.errno == errno.EADDRINUSE and _is_served(config.bind_socket):
+                return [hint("metrics_port", told, "by the driver that serves already, if it has the same port")]
+            return [fault("metrics_port", told, "end what serves there, or choose another --metrics-port")]
+    return [ok("metrics_port", f"{place} is free")]
+
+
+def _is_served(path: Path) -> bool:
+    try:
+        return listens(path)
+    except (ConfigurationError, OSError):
+        return False
 
 
 def judge_bind_mounts(config: DriverConfig) -> list[Finding]:

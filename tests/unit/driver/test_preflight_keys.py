@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +12,13 @@ import pytest
 
 from driver_docker.config_sources import load_config
 from driver_docker.findings import Level
-from driver_docker.preflight_keys import judge_app_armor, judge_backend, judge_bind_mounts, judge_running_driver
+from driver_docker.preflight_keys import (
+    judge_app_armor,
+    judge_backend,
+    judge_bind_mounts,
+    judge_metrics_port,
+    judge_running_driver,
+)
 from driver_docker.serving_health import ServingHealth
 
 if TYPE_CHECKING:
@@ -39,6 +46,20 @@ def test_bind_mounts_need_all_their_keys(values: dict[str, Any], levels: list[Le
     findings = judge_bind_mounts(config(**values))
     assert [finding.level for finding in findings] == levels
     assert all(word in finding.cure for finding in findings)
+
+
+def test_a_taken_metrics_port_is_a_fault_unless_a_driver_may_have_it(tmp_path: Path) -> None:
+    assert judge_metrics_port(config()) == []
+    assert judge_metrics_port(config(metrics_port=0)) == []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        wanted = config(bind_socket=tmp_path / "s", metrics_port=taken.getsockname()[1])
+        (finding,) = judge_metrics_port(wanted)
+        assert (finding.level, "--metrics-port" in finding.cure) == (Level.FAULT, True)
+        with socket.socket(socket.AF_UNIX) as serving:
+            serving.bind(str(tmp_path / "s"))
+            serving.listen()
+            assert [finding.level for finding in judge_metrics_port(wanted)] == [Level.HINT]
+    assert [finding.level for finding in judge_metrics_port(wanted)] == [Level.OK]
 
 
 @pytest.mark.parametrize(
