@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from driver_docker.engine import EngineAbsentError
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.events import ConditionStatus
 from driver_docker.overview import look
@@ -23,14 +24,17 @@ AT = datetime(2026, 10, 5, tzinfo=UTC)
 class Engine:
     """One sandbox's workload, which runs, and its supervisor."""
 
-    def __init__(self, supervisor: ContainerStatus | None) -> None:
+    def __init__(self, supervisor: ContainerStatus | None, *, is_whole: bool = True) -> None:
         self._supervisor = supervisor
+        self._is_whole = is_whole
 
     async def list_containers(self, _: object) -> list[Any]:
         states = {"w": ContainerStatus.RUNNING, "s": self._supervisor}
         return [SimpleNamespace(container_id=each, status=status) for each, status in states.items() if status]
 
-    async def inspect_container(self, _: str) -> Any:
+    async def inspect_container(self, container: str) -> Any:
+        if not self._is_whole:
+            raise EngineAbsentError(f"No such container: {container}")
         return SimpleNamespace(status=ContainerStatus.RUNNING, finished_at=None)
 
 
@@ -56,6 +60,24 @@ async def test_a_sandbox_whose_supervisor_is_gone_is_not_shown_as_ready(
     (view,) = (await look(store, "n", cast("Any", Engine(supervisor)))).views
     assert view.ready.status is status
     assert ("is not running" in view.ready.message) is (status is ConditionStatus.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (None, "could not be looked at yet"),
+        (Engine(ContainerStatus.RUNNING, is_whole=False), "is gone, and no driver has said why yet"),
+    ],
+)
+async def test_a_sandbox_that_came_up_is_not_said_to_be_coming_up(
+    tmp_path: Path, engine: Engine | None, words: str
+) -> None:
+    store = RecordStore(tmp_path / "n")
+    store.open()
+    store.save(_record())
+    (view,) = (await look(store, "n", cast("Any", engine))).views
+    assert (view.ready.status, view.ready.reason) == (ConditionStatus.UNKNOWN, "InspectFailed")
+    assert words in view.ready.message
 
 
 def test_a_dead_sandbox_is_not_shown_as_active() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripted.memory_engine import SUPERVISOR, WORKLOAD, MemoryDriver, memory_driver, record
+from structlog.testing import capture_logs
 
 from driver_docker.engine import EngineRefusedError
 from driver_docker.engine_objects import ContainerStatus
@@ -132,6 +133,16 @@ async def test_no_secret_of_a_launch_that_was_cut_stays_on_the_disk(driver: Memo
     assert sandbox.container_ids == frozenset()  # it names containers no more
     assert [file.name for file in (services.store.directory / "sb").iterdir()] == [RECORD_FILE]
     assert (driver.engine.containers, driver.engine.volumes) == ({}, {})
+
+
+async def test_a_launch_that_was_cut_is_logged_with_its_sandbox(driver: MemoryDriver) -> None:
+    driver.services.store.save(record(phase=RecordPhase.PROVISIONING))
+    driver.hold("stray")
+    with capture_logs() as logs:
+        await reclaim(driver.services)
+    told = {entry["event"]: entry for entry in logs}
+    assert told["launch failed"]["sandbox_id"] == told["leftover container removed"]["sandbox_id"] == "sb"
+    assert "the driver ended" in told["launch failed"]["message"]
 
 
 @pytest.mark.parametrize("phase", [RecordPhase.PROVISIONING, RecordPhase.FAILED])
