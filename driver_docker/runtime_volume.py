@@ -107,22 +107,26 @@ class RuntimeVolumes:
             volumes=(VolumeMount(volume=name, target=RUNTIME_DIR, copy_image_content=True),),
         )
         await self._remove(spec.name)
+        failed = True
         try:
-            container = await self._engine.create_container(spec)
-            if not fresh:
-                return await self._engine.has_path(container, f"{RUNTIME_DIR}/{_MARKER}")
-            if not await self._engine.has_path(container, RUNTIME_ENTRY):
-                await self._add_binary(container, reference)
-            marker = StagedEntry(path=_MARKER, mode=0o444, content=image.image_id.encode())
-            await self._engine.put_archive(container, RUNTIME_DIR, build_tar((marker,)))
-        except BaseException:
-            await self._remove(spec.name)
-            with contextlib.suppress(EngineError):
-                await self._engine.remove_volume(name)
-            raise
+            complete = await self._filled(spec, image, reference, fresh=fresh)
+            failed = False
         finally:
             # By name: a cancelled create has been carried out, but its answer is lost.
             await self._remove(spec.name)
+            if failed:
+                with contextlib.suppress(EngineError):
+                    await self._engine.remove_volume(name)
+        return complete
+
+    async def _filled(self, spec: ContainerSpec, image: ImageFacts, reference: str, *, fresh: bool) -> bool:
+        container = await self._engine.create_container(spec)
+        if not fresh:
+            return await self._engine.has_path(container, f"{RUNTIME_DIR}/{_MARKER}")
+        if not await self._engine.has_path(container, RUNTIME_ENTRY):
+            await self._add_binary(container, reference)
+        marker = StagedEntry(path=_MARKER, mode=0o444, content=image.image_id.encode())
+        await self._engine.put_archive(container, RUNTIME_DIR, build_tar((marker,)))
         return True
 
     async def _remove(self, container: str) -> None:

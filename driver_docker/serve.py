@@ -50,9 +50,10 @@ if TYPE_CHECKING:
 _DRAIN_SECONDS: Final = 1.0
 _LAST_ANSWERS_SECONDS: Final = 0.5
 """For sending the words that RPCs end with; a peer that does not read gets none."""
-_ABANDON_SECONDS: Final = 2.5
-_END_SECONDS: Final = 1.0
-_TIDY_SECONDS: Final = 1.0
+_ENDING_SECONDS: Final = 4.7
+"""For ending as a whole; what the process itself then needs stays within five seconds."""
+_KEPT_FOR_TASKS_SECONDS: Final = 1.0
+_KEPT_FOR_TIDYING_SECONDS: Final = 0.5
 
 
 class Driver:
@@ -78,6 +79,7 @@ class Driver:
         self.lifecycle: Lifecycle
         self._launcher: Launcher
         self._server: grpc.aio.Server
+        self._ended_by: float | None = None
 
     async def __aenter__(self) -> Self:
         """Come up.
@@ -185,22 +187,32 @@ class Driver:
             self._log.error("task failed unexpectedly", task=name, exc_info=error)
 
     async def _stop_serving(self, open_rpcs: OpenRpcs) -> None:
+        self._ended_by = asyncio.get_running_loop().time() + _ENDING_SECONDS
         await self._health.ending()
         self.hub.close()
         await stop_server(self._server, open_rpcs)
         try:
-            async with asyncio.timeout(_ABANDON_SECONDS):
+            async with self._time_but_for(_KEPT_FOR_TASKS_SECONDS + _KEPT_FOR_TIDYING_SECONDS):
                 await self.lifecycle.abandon_launches()
         except TimeoutError:
             await self._give_engine_up()
 
     async def _end_tasks(self, background: Background) -> None:
         try:
-            async with asyncio.timeout(_END_SECONDS):
+            async with self._time_but_for(_KEPT_FOR_TIDYING_SECONDS):
                 await background.close()
         except TimeoutError:
             await self._give_engine_up()
             await background.close()
+
+    def _time_but_for(self, kept_seconds: float) -> asyncio.Timeout:
+        """The time that is left for ending, but for what later steps are to have at least.
+
+        One limit for all steps: a step that the engine is slow with has what the others did not need.
+        """
+        if self._ended_by is None:  # it did not come up
+            self._ended_by = asyncio.get_running_loop().time() + _ENDING_SECONDS
+        return asyncio.timeout_at(self._ended_by - kept_seconds)
 
     async def _give_engine_up(self) -> None:
         """End every call to an engine that does not answer; what it leaves is reclaimed by the next driver."""
@@ -210,9 +222,12 @@ class Driver:
     async def _tidy(self) -> None:
         """Remove what no sandbox needs any more."""
         services = self.services
-        with contextlib.suppress(DriverError, TimeoutError):
-            async with asyncio.timeout(_TIDY_SECONDS):
+        try:
+            async with self._time_but_for(0):
                 await self._launcher.runtime_volumes.remove_unused()
+        except (DriverError, TimeoutError) as error:
+            why = error.message if isinstance(error, DriverError) else "the engine took too long"
+            self._log.warning("runtime volume may be left; the next driver or gc removes it", error=why)
         if not len(services.table):
             await services.disk.run(services.store.forget)
 

@@ -159,6 +159,10 @@ class Stack:
         finally:
             events.close()
 
+    def log_of(self, name: str) -> str:
+        """What one of the two wrote to its log so far."""
+        return (self.folder / f"{name}.log").read_text()
+
     @property
     def gateway_address(self) -> str:
         """Where the gateway listens."""
@@ -207,7 +211,7 @@ class Stack:
         stdout = self._running[name].stdout
         assert stdout is not None
         line = await asyncio.wait_for(stdout.readline(), PATIENCE_SECONDS)
-        assert line, (self.folder / f"{name}.log").read_text()
+        assert line, self.log_of(name)
         return line.decode().rstrip("\n")
 
 
@@ -224,7 +228,8 @@ async def running_stack(docker_host: str, engine: APIClient, images: dict[str, s
             await running.close()
             left = running.left_over()
             running.clear()
-        assert left == []
+            driver_log = running.log_of("driver")
+        assert left == [], f"{left} left; the driver's log:\n{driver_log}"
 
 
 def _free_port() -> int:

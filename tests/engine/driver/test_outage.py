@@ -9,6 +9,7 @@ import grpc
 import pytest
 from scripted import driver_process
 from scripted.compute_gateway import ComputeGateway, ready
+from scripted.driver_bench import NAMESPACE
 from scripted.engine_proxy import EngineProxy, Road
 
 from openshell.wire.compute.v1 import compute_driver_pb2 as pb
@@ -71,6 +72,20 @@ async def test_a_silent_engine_does_not_keep_the_driver_from_ending(bench: Drive
         await proxy.set(Road.CUT)
     async with driver_process.serving(bench) as process:
         assert await driver_process.end(process) == 0
+    assert bench.left_over() == []
+
+
+async def test_a_slow_engine_has_all_the_time_there_is_to_tidy_up_in(bench: DriverBench) -> None:
+    filling = {"label": f"{NAMESPACE}={bench.namespace}", "type": "container", "event": "create"}
+    async with EngineProxy.between(bench.folder / "e.sock", bench.docker_host) as proxy:
+        proxy.delay_seconds = 0.6
+        events = bench.client.events(filters=filling, decode=True)
+        try:
+            async with driver_process.serving(bench, **{"docker-socket": str(proxy.path)}) as process:
+                await asyncio.wait_for(asyncio.to_thread(next, events), 20)
+                assert await driver_process.end(process) == 0
+        finally:
+            events.close()
     assert bench.left_over() == []
 
 
