@@ -378,7 +378,7 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "create_volume": ((VolumeSpec(name="{name}"),), {}),
     "list_containers": (({},), {}),
     "list_volumes": (({},), {}),
-    "subscribe": ((), {"kinds": (), "labels": {}}),
+    "subscribe": ((), {"kind": "", "actions": (), "labels": {}}),
     "ping": ((), {}),
 }
 

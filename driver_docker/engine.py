@@ -13,8 +13,7 @@ from driver_docker.errors import DriverError
 from openshell.status import StatusCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from driver_docker.engine_objects import (
         ContainerFacts,
@@ -211,10 +210,14 @@ class Engine(Protocol):
         """Remove; one in use raises `EngineConflictError`, none raises `EngineAbsentError`."""
         ...
 
-    async def subscribe(
-        self, *, kinds: tuple[str, ...], labels: Mapping[str, str], since: datetime | None = None
-    ) -> EventStream:
-        """Open the event stream; returns once the engine has accepted the subscription."""
+    async def subscribe(self, *, kind: str, actions: Collection[str], labels: Mapping[str, str]) -> EventStream:
+        """Open the event stream; returns once the engine has accepted the subscription.
+
+        Args:
+            kind: What the events are about, for example `container`.
+            actions: The events that are told; an engine has many more.
+            labels: What the objects carry.
+        """
         ...
 
     async def close(self) -> None:

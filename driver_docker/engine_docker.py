@@ -37,11 +37,11 @@ from driver_docker.engine_wire import (
     strip_frames,
     volume_facts,
 )
+from driver_docker.shared_questions import SharedQuestions
 from driver_docker.workers import WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-    from datetime import datetime
+    from collections.abc import Awaitable, Callable, Collection, Mapping
 
     import docker
     import requests
@@ -63,6 +63,7 @@ class DockerEngine:
     def __init__(self, client: docker.APIClient, info: EngineInfo) -> None:
         self._info = info
         self._engine = EngineConnection(client, info.api_version)
+        self._questions = SharedQuestions()
         self._streams: set[DockerEventStream] = set()
         self._closed = False
         self._close_with: list[Callable[[], Awaitable[None]]] = []
@@ -92,7 +93,11 @@ class DockerEngine:
 
     async def ping(self) -> None:
         """Return when the engine answers."""
-        await self._engine.ask("GET", "/_ping", what="the engine", timeout_seconds=5.0)
+
+        async def ping() -> None:
+            await self._engine.ask("GET", "/_ping", what="the engine", timeout_seconds=5.0)
+
+        await self._questions.ask("the engine", ping)
 
     async def describe(self) -> HostFacts:
         """What the engine says of the machine it runs on, asked now."""
@@ -110,7 +115,11 @@ class DockerEngine:
     async def inspect_image(self, reference: str) -> ImageFacts:
         """Facts of an image by ID, digest or tag."""
         what = f"image {reference}"
-        return shaped(image_facts, await self._engine.json("GET", f"/images/{reference}/json", what=what), what)
+
+        async def inspect() -> ImageFacts:
+            return shaped(image_facts, await self._engine.json("GET", f"/images/{reference}/json", what=what), what)
+
+        return await self._questions.ask(what, inspect)
 
     async def pull_image(
         self,
@@ -288,7 +297,11 @@ class DockerEngine:
     async def inspect_volume(self, name: str) -> VolumeFacts:
         """Facts of a volume."""
         what = f"volume {name}"
-        return shaped(volume_facts, await self._engine.json("GET", f"/volumes/{name}", what=what), what)
+
+        async def inspect() -> VolumeFacts:
+            return shaped(volume_facts, await self._engine.json("GET", f"/volumes/{name}", what=what), what)
+
+        return await self._questions.ask(what, inspect)
 
     async def list_volumes(self, labels: Mapping[str, str]) -> tuple[VolumeFacts, ...]:
         """All volumes that carry every one of these labels."""
@@ -301,13 +314,9 @@ class DockerEngine:
         """Remove a volume."""
         await self._engine.ask("DELETE", f"/volumes/{name}", what=f"volume {name}", to_the_end=True)
 
-    async def subscribe(
-        self, *, kinds: tuple[str, ...], labels: Mapping[str, str], since: datetime | None = None
-    ) -> EventStream:
+    async def subscribe(self, *, kind: str, actions: Collection[str], labels: Mapping[str, str]) -> EventStream:
         """Open the event stream; returns once the engine has accepted the subscription."""
-        params = {"filters": json.dumps({"type": list(kinds), "label": label_filter(labels)})}
-        if since is not None:
-            params["since"] = f"{since.timestamp():.9f}"
+        params = {"filters": json.dumps({"type": [kind], "event": sorted(actions), "label": label_filter(labels)})}
         answer = await self._engine.open("/events", what="the engine's events", params=params)
         stream = DockerEventStream(answer, on_close=self._streams.discard)
         self._streams.add(stream)

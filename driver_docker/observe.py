@@ -67,7 +67,9 @@ class Observer:
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))  # noqa: S311 - spreads load, keeps no secret
 
     async def _read(self) -> None:
-        stream = await self._services.engine.subscribe(kinds=(_KIND,), labels=labels.owner_labels(self._services.owner))
+        stream = await self._services.engine.subscribe(
+            kind=_KIND, actions=TOLD, labels=labels.owner_labels(self._services.owner)
+        )
         self._services.event_stream += 1
         try:
             await self.look_at_all()

@@ -33,7 +33,7 @@ from driver_docker.sandboxes import SandboxTable
 from driver_docker.services import Services
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
     from pathlib import Path
 
     from driver_docker.events import WatchEvent
@@ -125,7 +125,7 @@ class MemoryEngine:
         self._called("list_volumes")
         return tuple(each for each in self.volumes.values() if wanted.items() <= each.labels.items())
 
-    async def subscribe(self, *, kinds: tuple[str, ...], labels: Mapping[str, str]) -> MemoryStream:
+    async def subscribe(self, *, kind: str, actions: Collection[str], labels: Mapping[str, str]) -> MemoryStream:
         self._called("subscribe")
         self.streams.append(MemoryStream())
         return self.streams[-1]

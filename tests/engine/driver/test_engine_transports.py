@@ -170,7 +170,7 @@ async def test_field_report_48_an_engine_over_ssh(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     async with await find_engine(config(socket_path="ssh://me@there"), {}) as engine:
         await engine.ping()
-        stream = await engine.subscribe(kinds=("container",), labels={})
+        stream = await engine.subscribe(kind="container", actions={"create"}, labels={})
         await stream.close()
     with pytest.raises(EngineUnreachableError):
         await engine.ping()
