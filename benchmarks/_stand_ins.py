@@ -15,6 +15,8 @@ import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from openshell.ready_line import READY_LINE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -27,9 +29,10 @@ _ACCOUNTS: Final = {
 }
 _SLEEPER: Final = b"""#!/bin/sh
 [ "$1" = health ] && exit 0
+echo '%s' >&2
 trap 'exit 0' TERM
 while :; do sleep 1000 & wait $!; done
-"""
+""" % READY_LINE.encode()
 
 
 @contextlib.contextmanager

@@ -113,9 +113,10 @@ RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
             "inspect_container",
             "put_archive",
             "start_container",
-            "exec_command",
         ),
         (
+            "exec_command",
+            "wait_for_line",
             "pull_image",
             "inspect_volume",
             "refresh_info",
@@ -134,8 +135,10 @@ RPC_CALLS: Final[dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         ("unpause_container",),
     ),
     "StartSandbox": (
-        ("inspect_container", "inspect_image", "create_container", "put_archive", "start_container", "exec_command"),
+        ("inspect_container", "inspect_image", "create_container", "put_archive", "start_container"),
         (
+            "exec_command",
+            "wait_for_line",
             "ping",
             "pull_image",
             "create_volume",
@@ -375,6 +378,7 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], dict[str, Any]]]] = {
     "get_archive": (("{id}", "/"), {"max_bytes": 1}),
     "log_tail": (("{id}",), {"max_lines": 1}),
     "exec_command": (("{id}", ("x",)), {"timeout_seconds": 1.0}),
+    "wait_for_line": (("{id}", "x"), {"timeout_seconds": 1.0}),
     "create_volume": ((VolumeSpec(name="{name}"),), {}),
     "list_containers": (({},), {}),
     "list_volumes": (({},), {}),

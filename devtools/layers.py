@@ -26,6 +26,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "openshell.wire",
         "openshell.verdicts",
         "openshell.isolation",
+        "openshell.ready_line",
         "openshell.status",
     ),
     "gateway_embedded": ("gateway_embedded", "openshell"),

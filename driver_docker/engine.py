@@ -194,6 +194,19 @@ class Engine(Protocol):
         """Run a command in a running container and wait for it."""
         ...
 
+    async def wait_for_line(self, container: str, line: str, *, timeout_seconds: float) -> bool:
+        """Follow the standard error of a container without a terminal, from its start, until it has written a line.
+
+        Args:
+            container: The container.
+            line: The whole line, without its end.
+            timeout_seconds: How long to follow; a silent log is waited for as long once more.
+
+        Returns:
+            False where log or time ended before.
+        """
+        ...
+
     async def create_volume(self, spec: VolumeSpec) -> VolumeFacts:
         """Create a local volume, or return the one that has this name; compare labels to tell which."""
         ...

@@ -7,11 +7,18 @@ as long as a container takes to end, commands in containers, and pulls.
 from __future__ import annotations
 
 import socket
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import docker.errors
 
-from driver_docker.engine import EngineError, EngineIncompatibleError, EngineRefusedError, EngineUnreachableError
+from driver_docker.engine import (
+    EngineError,
+    EngineIncompatibleError,
+    EngineRefusedError,
+    EngineTimeoutError,
+    EngineUnreachableError,
+)
 from driver_docker.engine_http import checked, decoded, guarded, shaped
 from driver_docker.engine_session import EngineSession
 from driver_docker.engine_wire import engine_info
@@ -132,6 +139,47 @@ class EngineConnection:
             return bytes(found[:max_bytes])
 
         return await self.run(fetch)
+
+    async def follow(
+        self,
+        path: str,
+        *,
+        what: str,
+        params: Mapping[str, str],
+        until: Callable[[bytes], bool],
+        timeout_seconds: float,
+    ) -> bool:
+        """Hand a body over in the pieces that arrive.
+
+        Args:
+            path: Below the API's version.
+            what: The object it is about, for error texts.
+            params: The query.
+            until: Takes each piece, on a thread; true ends it.
+            timeout_seconds: How long to go on, and how long the body may be silent.
+
+        Returns:
+            Whether `until` was ever true; false where body or time ended before.
+
+        Raises:
+            EngineError: The narrowest type that fits.
+        """
+
+        def read() -> bool:
+            ends_at = time.monotonic() + timeout_seconds
+            answer = self.send("GET", path, what=what, params=params, stream=True, timeout=timeout_seconds)
+            with answer:
+                for piece in guarded(lambda: iter(lambda: answer.raw.read1(_CHUNK_BYTES), b""), what):
+                    if until(piece):
+                        return True
+                    if time.monotonic() > ends_at:
+                        return False
+            return False
+
+        try:
+            return await self.run(read, pool=self.commands)
+        except EngineTimeoutError:
+            return False
 
     def send(self, method: str, path: str, *, what: str, **request: Any) -> requests.Response:
         """Send a request and wait for its answer. Blocks: to be called on one of the threads.

@@ -37,6 +37,7 @@ from driver_docker.engine_wire import (
     strip_frames,
     volume_facts,
 )
+from driver_docker.log_frames import LineSearch
 from driver_docker.shared_questions import SharedQuestions
 from driver_docker.workers import WorkerPool
 
@@ -286,6 +287,17 @@ class DockerEngine:
         outcome = await self._engine.json("GET", f"/exec/{made}/json", what=what)
         code = shaped(lambda found: found.get("ExitCode"), outcome, what)
         return ExecResult(exit_code=code if isinstance(code, int) else None, output=strip_frames(answer.content))
+
+    async def wait_for_line(self, container: str, line: str, *, timeout_seconds: float) -> bool:
+        """Follow the standard error of a container until it has written a line; whether it has."""
+        search = LineSearch(line)
+        return await self._engine.follow(
+            f"/containers/{container}/logs",
+            what=f"log of container {container[:12]}",
+            params={"stderr": "1", "follow": "1"},
+            until=search.feed,
+            timeout_seconds=timeout_seconds,
+        )
 
     async def create_volume(self, spec: VolumeSpec) -> VolumeFacts:
         """Create a local volume, or return the one that has this name."""

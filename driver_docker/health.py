@@ -3,8 +3,10 @@
 Below engine API 1.44 a health check's start interval is ignored, and a short plain interval costs a fifth of a core for
 each sandbox as long as it lives. So the driver runs the health command itself, until it succeeds once and not after.
 
-The reference supervisor's command waits for readiness by itself and answers at once when it comes, so that the driver
-seldom needs a second one. Upstream's answers at once in any case; it is repeated several times a second.
+A command costs the engine as much as a quarter of a container's start. So a supervisor whose image says that it tells
+by itself is listened to (`openshell.ready_line`); one that has told nothing for a while is asked all the same. The
+reference supervisor's command waits for readiness by itself and answers at once when it comes; upstream's answers at
+once in any case, and is repeated several times a second.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from driver_docker.engine import (
 )
 from driver_docker.engine_objects import ContainerStatus
 from driver_docker.plan import HEALTH_COMMAND
+from openshell.ready_line import READY_LABEL, READY_LABEL_VALUE, READY_LINE
 
 if TYPE_CHECKING:
     from driver_docker.engine import Engine
+    from driver_docker.engine_objects import ImageFacts
     from driver_docker.sandboxes import Sandbox
 
 _QUICK_PERIOD_SECONDS: Final = 0.25
@@ -49,8 +53,8 @@ def pause_after(*, probe_seconds: float, waited_seconds: float) -> float:
     return max(_QUICK_PERIOD_SECONDS - probe_seconds, 0.0)
 
 
-async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
-    """Probe until healthy.
+async def wait_until_healthy(engine: Engine, sandbox: Sandbox, *, image: ImageFacts) -> bool:
+    """Wait until the supervisor is healthy.
 
     There is no limit of its own: the gateway's provisioning window rules, and ends it with Stop or Delete
     (compute-driver contract 5.7).
@@ -58,6 +62,7 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
     Args:
         engine: The engine.
         sandbox: The sandbox whose supervisor was started.
+        image: The image of the supervisor.
 
     Returns:
         False when workload or supervisor ended before they were ever healthy, as the engine's events tell, or a look
@@ -68,7 +73,8 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
     """
     if has_ended(sandbox):
         return False
-    probing = asyncio.create_task(_probe_until_healthy(engine, sandbox.record.supervisor_id), name="health probe")
+    tells = image.labels.get(READY_LABEL) == READY_LABEL_VALUE
+    probing = asyncio.create_task(_become_healthy(engine, sandbox.record.supervisor_id, tells=tells), name="health")
     ending = asyncio.create_task(_wait_until_ended(engine, sandbox), name="end before health")
     try:
         await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -80,8 +86,21 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox) -> bool:
         await asyncio.wait({probing, ending})
 
 
-async def _probe_until_healthy(engine: Engine, supervisor: str) -> bool:
+async def _become_healthy(engine: Engine, supervisor: str, *, tells: bool) -> bool:
     """Return whether it became healthy; false when it is over."""
+    return (tells and await _told(engine, supervisor)) or await _probe_until_healthy(engine, supervisor)
+
+
+async def _told(engine: Engine, supervisor: str) -> bool:
+    """Whether the supervisor says in time that it is ready. Where the log does not tell, the command will."""
+    try:
+        return await engine.wait_for_line(supervisor, READY_LINE, timeout_seconds=_PROBE_TIMEOUT_SECONDS)
+    except (EngineAbsentError, EngineConflictError, EngineRefusedError, EngineTimeoutError):
+        return False
+
+
+async def _probe_until_healthy(engine: Engine, supervisor: str) -> bool:
+    """Ask until it is healthy, and return true; false when it is over."""
     clock = asyncio.get_running_loop().time
     begun = clock()
     while True:

@@ -139,7 +139,7 @@ class Launcher:
             await self._run(sandbox, request, plan, built)
         self._services.log_of(sandbox).info("containers running", milliseconds=_since(begun))
         with during(Reason.CONTROL_SUPERVISOR_START_FAILED):
-            if not await wait_until_healthy(self._engine, sandbox):
+            if not await wait_until_healthy(self._engine, sandbox, image=components.supervisor):
                 raise ExitBeforeReadyError(await self.why_ended(sandbox))
         self._services.log_of(sandbox).info("sandbox ready", milliseconds=_since(begun))
 

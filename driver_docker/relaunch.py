@@ -128,7 +128,7 @@ class Relauncher:
             entries = await launcher.delivery.supervisor_entries(sandbox, built)
             await self._run_supervisor(sandbox, supervisor, entries, epoch=committed.auth.auth_epoch)
         services.log_of(sandbox).info("containers running again", milliseconds=_since(begun))
-        if not await wait_until_healthy(self._engine, sandbox):
+        if not await wait_until_healthy(self._engine, sandbox, image=image):
             raise ExitBeforeReadyError(await launcher.why_ended(sandbox))
 
     async def _remove_supervisor(self, sandbox: Sandbox) -> None:

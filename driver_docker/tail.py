@@ -1,8 +1,7 @@
 """The end of a container's log: bytes from the engine to bounded, clean text without secrets. Pure.
 
-A container without a terminal sends its log as frames (one byte of stream number, three of zero, four of length), one
-with a terminal sends raw bytes; `TailReader` takes either in chunks of any size and keeps only what it may return, so a
-line of a megabyte costs no more than one of sixteen KiB.
+`TailReader` takes the log in chunks of any size and keeps only what it may return, so a line of a megabyte costs no
+more than one of sixteen KiB.
 
 Last words are looked for in the standard error alone: what comes out of standard output or of a terminal may have been
 written by anybody. Whether the container is the supervisor of the current generation is for the caller to know.
@@ -16,6 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from driver_docker.log_frames import STDERR, TERMINAL, LogFrames
 from openshell.verdicts import LastWords
 
 if TYPE_CHECKING:
@@ -29,10 +29,6 @@ MAX_BYTES: Final = 16 * 1024
 
 _MAX_RAW_LINE_BYTES: Final = 16 * 1024
 _MAX_SHOWN_LINE_CHARS: Final = 2048
-_HEADER_BYTES: Final = 8
-_STDERR: Final = 2
-_MAX_STREAM: Final = 3
-_TERMINAL: Final = 0
 _WORDS_MARKER: Final = b'"openshell_last_words"'
 _REDACTED: Final = "[redacted]"
 _MIN_SECRET_CHARS: Final = 6
@@ -119,13 +115,10 @@ class TailReader:
     def __init__(
         self, *, tty: bool, secrets: Iterable[str] = (), max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES
     ) -> None:
-        self._tty = tty
+        self._frames = LogFrames(tty=tty)
         self._secrets = tuple(secrets)
         self._max_lines = max_lines
         self._max_bytes = max_bytes
-        self._header = bytearray()
-        self._stream = _TERMINAL
-        self._payload_left = 0
         self._open: dict[int, _Line] = {}
         self._lines: deque[bytes] = deque()
         self._kept_bytes = 0
@@ -134,29 +127,8 @@ class TailReader:
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the log, cut anywhere."""
-        if self._tty:
-            self._take(_TERMINAL, chunk)
-            return
-        view = memoryview(chunk)
-        while view:
-            if self._payload_left:
-                part = view[: self._payload_left]
-                self._take(self._stream, bytes(part))
-                self._payload_left -= len(part)
-                view = view[len(part) :]
-                continue
-            missing = _HEADER_BYTES - len(self._header)
-            self._header += view[:missing]
-            view = view[missing:]
-            if len(self._header) == _HEADER_BYTES:
-                if self._header[0] > _MAX_STREAM or any(self._header[1:4]):
-                    # Not frames after all: show it as it is rather than lose it.
-                    self._tty = True
-                    self._take(_TERMINAL, bytes(self._header) + bytes(view))
-                    return
-                self._stream = self._header[0]
-                self._payload_left = int.from_bytes(self._header[4:], "big")
-                self._header.clear()
+        for stream, part in self._frames.split(chunk):
+            self._take(stream, part)
 
     def finish(self) -> LogTail:
         """Return what was kept. A frame or a line that the log's end cut off counts as far as it came."""
@@ -176,18 +148,18 @@ class TailReader:
 
     def _extend(self, stream: int, piece: bytes) -> None:
         # A frame's stream number is a peer's byte: whatever is not standard error shares one line buffer.
-        line = self._open.setdefault(_STDERR if stream == _STDERR else _TERMINAL, _Line())
+        line = self._open.setdefault(STDERR if stream == STDERR else TERMINAL, _Line())
         room = _MAX_RAW_LINE_BYTES - len(line.kept)
         line.kept += piece[:room]
         line.cut |= len(piece) > room
 
     def _end_line(self, stream: int) -> None:
-        line = self._open.pop(_STDERR if stream == _STDERR else _TERMINAL, None)
+        line = self._open.pop(STDERR if stream == STDERR else TERMINAL, None)
         if line is None:
             self._append(b"")
             return
         self._dropped |= line.cut
-        if stream == _STDERR and _WORDS_MARKER in line.kept:
+        if stream == STDERR and _WORDS_MARKER in line.kept:
             self._words = LastWords.find_in(line.kept.decode("utf-8", "replace")) or self._words
         self._append(bytes(line.kept).removesuffix(b"\r"))
 

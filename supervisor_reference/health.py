@@ -1,17 +1,31 @@
-"""The readiness listener: a Unix socket that exists only while the session is ready (isolation contract 1)."""
+"""Saying that the session is ready: a Unix socket that exists only meanwhile (isolation contract 1), and one line."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import sys
 from typing import TYPE_CHECKING
 
+from openshell.ready_line import READY_LINE
 from supervisor_reference.probe import READY_ANSWER
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
+    from typing import TextIO
+
+
+def say_ready(stream: TextIO | None = None) -> None:
+    """Write the line that saves the driver the health command.
+
+    Args:
+        stream: Where to; standard error when None.
+    """
+    # Nobody may hold the other end any more; the command still tells.
+    with contextlib.suppress(OSError, ValueError):
+        print(READY_LINE, file=sys.stderr if stream is None else stream, flush=True)
 
 
 @contextlib.asynccontextmanager

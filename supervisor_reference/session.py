@@ -32,7 +32,7 @@ from openshell.verdicts import Category, Stage
 from openshell.wire.v1 import openshell_pb2
 from supervisor_reference.backoff import pause_after
 from supervisor_reference.errors import GatewayError, StageError
-from supervisor_reference.health import readiness_listener
+from supervisor_reference.health import readiness_listener, say_ready
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -262,7 +262,9 @@ class SupervisorSession:
         beating = asyncio.create_task(_beat(stream, interval), name="heartbeats")
         try:
             async with readiness_listener(self._health_socket):
-                self.ready.set()
+                if not self.ready.is_set():
+                    self.ready.set()
+                    say_ready()
                 return await self._listen(stream, interval)
         except OSError as error:
             raise StageError(

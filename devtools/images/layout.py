@@ -16,6 +16,7 @@ from devtools.images.compiled import Compilation, compile_all
 from devtools.images.errors import BuildInputError
 from devtools.images.interpreter import PYTHON_HOME, Interpreter, module_folder, relocate
 from devtools.images.wheels import read_lock, shipped_requirements, wheel_files
+from openshell.ready_line import READY_LABEL, READY_LABEL_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -186,10 +187,14 @@ def runtime_recipe(
 def supervisor_recipe(
     python: LayerRecipe, interpreter: Interpreter, image_labels: Mapping[str, str], root: Path = ROOT
 ) -> ImageRecipe:
-    """The reference supervisor: the same interpreter, an unprivileged user, and mount points for a read-only root."""
+    """The reference supervisor: the same interpreter, an unprivileged user, and mount points for a read-only root.
+
+    It bears one label more than the given ones: its supervisor tells by itself when it is ready.
+    """
     source = root / "images" / "supervisor" / "openshell-supervisor"
     application = _application_layer("supervisor_reference", source, SUPERVISOR_ENTRY, interpreter, root)
-    config = ImageConfig(entrypoint=(SUPERVISOR_ENTRY,), user=SUPERVISOR_USER, labels=image_labels)
+    tells = {READY_LABEL: READY_LABEL_VALUE}
+    config = ImageConfig(entrypoint=(SUPERVISOR_ENTRY,), user=SUPERVISOR_USER, labels={**image_labels, **tells})
     layers = (python, supervisor_root_layer(root), application)
     return ImageRecipe(name=Role.SUPERVISOR.value, layers=layers, config=config)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REPOSITORY = "openshell-stub"
 REVISION = "0.1.5"
 """Revision that runtime and supervisor are labelled with: that of the scripted gateway."""
-_LABEL = f"LABEL org.opencontainers.image.version={REVISION}"
+REVISION_LABEL = f"LABEL org.opencontainers.image.version={REVISION}"
 
 WORDS = (
     '{"openshell_last_words":1,"stage":"build","category":"infrastructure",'
@@ -78,18 +78,22 @@ def build(client: APIClient, tag: str) -> StubImages:
         "etc/group": (b"root:x:0:\nagents:x:1300:\nextra:x:1400:agent,other\n", 0o644),
     }
     return StubImages(
-        workload=_load(client, "workload", tag, accounts, ["USER agent"]),
-        runtime=_load(
-            client, "runtime", tag, {".openshell/runtime/openshell-sandbox": (RUNTIME.encode(), 0o555)}, [_LABEL]
+        workload=load(client, "workload", tag, accounts, ["USER agent"]),
+        runtime=load(
+            client,
+            "runtime",
+            tag,
+            {".openshell/runtime/openshell-sandbox": (RUNTIME.encode(), 0o555)},
+            [REVISION_LABEL],
         ),
-        supervisor=_load(
+        supervisor=load(
             client,
             "supervisor",
             tag,
             {"openshell-supervisor": (SUPERVISOR.encode(), 0o555)},
-            ["USER 65534:65534", _LABEL],
+            ["USER 65534:65534", REVISION_LABEL],
         ),
-        bare=_load(client, "bare", tag, {}, []),
+        bare=load(client, "bare", tag, {}, []),
     )
 
 
@@ -99,7 +103,16 @@ def remove(client: APIClient, images: StubImages) -> None:
         client.remove_image(reference, force=True)
 
 
-def _load(client: APIClient, role: str, tag: str, files: Mapping[str, tuple[bytes, int]], changes: list[str]) -> str:
+def load(client: APIClient, role: str, tag: str, files: Mapping[str, tuple[bytes, int]], changes: list[str]) -> str:
+    """Load an image of one busybox and these files, each with its mode; its reference.
+
+    Args:
+        client: The engine.
+        role: The end of its repository's name.
+        tag: Its tag.
+        files: What it holds.
+        changes: Lines of a Dockerfile about its configuration.
+    """
     reference = f"{REPOSITORY}/{role}:{tag}"
     client.import_image_from_data(
         root_tar(dict(files) | {"etc/stub": (f"{role} {tag}".encode(), 0o644)}),

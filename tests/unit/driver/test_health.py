@@ -15,15 +15,18 @@ from driver_docker.engine import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from driver_docker.engine_objects import ContainerStatus, EngineEvent, ExecResult
+from driver_docker.engine_objects import ContainerStatus, EngineEvent, ExecResult, ImageFacts
 from driver_docker.health import wait_until_healthy
 from driver_docker.sandbox_record import RecordPhase, SandboxRecord
 from driver_docker.sandboxes import Sandbox
+from openshell.ready_line import READY_LABEL, READY_LABEL_VALUE, READY_LINE
 
 if TYPE_CHECKING:
     from driver_docker.engine import Engine
 
 NOW = datetime(2026, 10, 5, tzinfo=UTC)
+PLAIN = ImageFacts(image_id="sha256:s")
+TELLING = ImageFacts(image_id="sha256:s", labels={READY_LABEL: READY_LABEL_VALUE})
 
 
 class Facts:
@@ -50,6 +53,21 @@ class ProbedEngine:
         if isinstance(self._inspected, Exception):
             raise self._inspected
         return Facts(self._inspected)
+
+
+class TellingEngine(ProbedEngine):
+    """Its supervisor's log holds the line or not, or cannot be read."""
+
+    def __init__(self, log: bool | Exception, *probes: ExecResult | Exception) -> None:
+        super().__init__(*probes, inspected=ContainerStatus.EXITED)
+        self._log = log
+
+    async def wait_for_line(self, container: str, line: str, *, timeout_seconds: float) -> bool:
+        assert (container, line) == ("supervisor", READY_LINE)
+        assert timeout_seconds > 0
+        if isinstance(self._log, Exception):
+            raise self._log
+        return self._log
 
 
 class WaitingEngine:
@@ -98,7 +116,7 @@ def sandbox() -> Sandbox:
 
 async def outcome(*probes: ExecResult | Exception, inspected: ContainerStatus | Exception) -> bool:
     engine = ProbedEngine(*probes, inspected=inspected)
-    return await wait_until_healthy(cast("Engine", engine), sandbox())
+    return await wait_until_healthy(cast("Engine", engine), sandbox(), image=PLAIN)
 
 
 GOOD = ExecResult(exit_code=0)
@@ -137,14 +155,14 @@ async def test_an_end_that_an_event_told_is_not_probed_for(container: str) -> No
     ended = sandbox()
     ended.add_event(EngineEvent(kind="container", action="die", object_id=container, attributes={}, time=NOW))
     engine = ProbedEngine(inspected=ContainerStatus.RUNNING)
-    assert await wait_until_healthy(cast("Engine", engine), ended) is False
+    assert await wait_until_healthy(cast("Engine", engine), ended, image=PLAIN) is False
 
 
 @pytest.mark.parametrize("container", ["workload", "supervisor"])
 async def test_an_end_is_not_waited_for_by_a_probe_that_waits(container: str, no_leaks: None) -> None:
     ended = sandbox()
     engine = WaitingEngine()
-    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), ended))
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), ended, image=PLAIN))
     await engine.asked.wait()
     ended.add_event(EngineEvent(kind="container", action="exec_start", object_id=container, attributes={}, time=NOW))
     ended.add_event(EngineEvent(kind="container", action="die", object_id=container, attributes={}, time=NOW))
@@ -158,7 +176,7 @@ async def test_a_workload_whose_end_no_event_told_is_found_at_the_next_look(
 ) -> None:
     launching = sandbox()
     engine = WaitingEngine()
-    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), launching))
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), launching, image=PLAIN))
     await engine.asked.wait()
     engine.workload = found
     launching.notify()  # as every look at all sandboxes does
@@ -171,7 +189,7 @@ async def test_a_look_that_finds_no_end_does_not_end_the_wait(
 ) -> None:
     launching = sandbox()
     engine = WaitingEngine()
-    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), launching))
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), launching, image=PLAIN))
     await engine.asked.wait()
     engine.workload = found
     launching.notify()
@@ -183,11 +201,38 @@ async def test_a_look_that_finds_no_end_does_not_end_the_wait(
 async def test_what_was_healthy_before_it_ended_has_been_ready(no_leaks: None) -> None:
     ended = sandbox()
     engine = WaitingEngine()
-    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), ended))
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", engine), ended, image=PLAIN))
     await engine.asked.wait()
     engine.answer.set_result(GOOD)
     ended.add_event(EngineEvent(kind="container", action="die", object_id="supervisor", attributes={}, time=NOW))
     assert await waiting is True
+
+
+async def test_a_supervisor_that_tells_is_not_asked() -> None:
+    engine = TellingEngine(True)
+    assert await wait_until_healthy(cast("Engine", engine), sandbox(), image=TELLING) is True
+
+
+@pytest.mark.parametrize("log", [False, EngineRefusedError("no log"), EngineAbsentError("gone"), CONFLICT])
+@pytest.mark.parametrize(("probe", "healthy"), [(GOOD, True), (REFUSED, False)])
+async def test_a_supervisor_that_does_not_tell_though_its_image_says_so_is_asked(
+    log: bool | Exception, probe: ExecResult | Exception, healthy: bool
+) -> None:
+    engine = TellingEngine(log, probe)
+    assert await wait_until_healthy(cast("Engine", engine), sandbox(), image=TELLING) is healthy
+
+
+@pytest.mark.parametrize("labels", [{}, {READY_LABEL: "2"}, {READY_LABEL: ""}])
+async def test_a_supervisor_whose_image_does_not_say_that_it_tells_is_asked_at_once(labels: dict[str, str]) -> None:
+    engine = TellingEngine(AssertionError("asked"), GOOD)
+    image = ImageFacts(image_id="sha256:s", labels=labels)
+    assert await wait_until_healthy(cast("Engine", engine), sandbox(), image=image) is True
+
+
+async def test_an_engine_that_cannot_be_asked_for_the_log_ends_the_wait_with_its_error() -> None:
+    engine = TellingEngine(EngineUnreachableError("down"))
+    with pytest.raises(EngineUnreachableError):
+        await wait_until_healthy(cast("Engine", engine), sandbox(), image=TELLING)
 
 
 @pytest.mark.parametrize(

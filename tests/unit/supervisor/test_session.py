@@ -12,6 +12,7 @@ import pytest
 from unit.supervisor.fake_gateway import INSTANCE_ID, SANDBOX_ID, settled
 
 from openshell.isolation.errors import TransportLostError
+from openshell.ready_line import READY_LINE
 from openshell.status import StatusCode
 from openshell.verdicts import Category, Stage
 from openshell.wire.v1 import openshell_pb2
@@ -130,17 +131,19 @@ async def test_says_hello_and_keeps_the_heartbeat_that_the_gateway_names(
         assert first.WhichOneof("payload") == second.WhichOneof("payload") == "heartbeat"
 
 
-async def test_is_ready_exactly_while_a_session_is_accepted(
-    fake: FakeGateway, gateway: GrpcGateway, timing: Timing, tmp_path: Path
+async def test_is_ready_exactly_while_a_session_is_accepted_and_says_so(
+    fake: FakeGateway, gateway: GrpcGateway, timing: Timing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     socket = tmp_path / "run" / "health.sock"
     fake.answers_hello = False
     async with running(gateway, timing, socket) as task:
         session = await fake.sessions.get()
         assert not await is_ready(socket)
+        assert READY_LINE not in capsys.readouterr().err
         session.send(openshell_pb2.GatewayMessage(session_accepted=openshell_pb2.SessionAccepted(session_id="s")))
         await settled(session)
         assert await is_ready(socket)
+        assert READY_LINE in capsys.readouterr().err.splitlines()
         session.end(grpc.StatusCode.OK)
         await task
         assert not socket.exists()
