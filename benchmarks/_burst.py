@@ -104,12 +104,14 @@ def through_driver(bench: Bench, count: int) -> Burst:
 def through_gateway(bench: Bench, count: int) -> Burst:
     """Ask a gateway, which asks the driver, for all of them at once."""
     names = [f"burst-{secrets.token_hex(4)}" for _ in range(count)]
+    made: list[str] = []
     _create.settle()
     bench.events.forget()
     began = time.monotonic_ns()
 
     def create(name: str) -> str:
         sandbox = bench.client.sandboxes.create(name, image=bench.images[0], command=["/bin/sleep", "3600"])
+        made.append(name)
         return sandbox.metadata.id if sandbox.metadata else ""
 
     def delete(name: str) -> None:
@@ -122,7 +124,7 @@ def through_gateway(bench: Bench, count: int) -> Burst:
         return _burst(began, [_span(bench, each) for each in ids])
     finally:
         with ThreadPoolExecutor(_DELETERS) as pool:
-            list(pool.map(delete, names))
+            list(pool.map(delete, made))
         bench.watch.forget()
 
 
