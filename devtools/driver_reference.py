@@ -78,7 +78,7 @@ PURPOSES: Final = {
     "User": "the resolved identity, never 0; the supervisor is nobody",
     "WorkingDir": "the workspace is the runtime's business",
     "Env": "user environment travels in the bootstrap, secrets in files",
-    "Healthcheck": "the image's own is off; the driver asks the supervisor itself until it is ready, and not after",
+    "Healthcheck": "the image's own is off; the driver listens to the supervisor, or asks it, until it is ready",
     "NetworkMode": "the workload has no network at all: the supervisor mediates",
     "LogConfig": "bounded, and readable for the verdict whatever the engine's default",
     "RestartPolicy": "never: the gateway decides what starts",

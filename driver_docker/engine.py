@@ -200,7 +200,7 @@ class Engine(Protocol):
         Args:
             container: The container.
             line: The whole line, without its end.
-            timeout_seconds: How long to follow; a silent log is waited for as long once more.
+            timeout_seconds: How long to follow.
 
         Returns:
             False where log or time ended before.

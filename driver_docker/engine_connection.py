@@ -1,16 +1,19 @@
 """The connection under `DockerEngine`: an HTTP session, the threads that wait for it, and how it is opened.
 
 Each kind of waiting has threads of its own, so that none is kept waiting by another: short questions, calls that last
-as long as a container takes to end, commands in containers, and pulls.
+as long as a container takes to end, commands in containers, pulls, and logs that are followed.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
-import time
+import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import docker.errors
+import urllib3
 
 from driver_docker.engine import (
     EngineError,
@@ -38,10 +41,12 @@ Result = TypeVar("Result")
 
 REQUEST_TIMEOUT_SECONDS: Final = 30.0
 MAX_COMMANDS: Final = 32
-"""Commands in containers that are waited for at a time; a launch that waits for its supervisor runs one."""
+"""Commands in containers that are waited for at a time; a launch that asks its supervisor runs one."""
 _KNOCK_SECONDS: Final = 10.0
 _MAX_CONNECTIONS: Final = 32
 _CHUNK_BYTES: Final = 64 * 1024
+_SHUT_ALREADY: Final = (OSError, ValueError, RuntimeError, AttributeError, urllib3.exceptions.HTTPError)
+"""What shutting down an answer raises whose connection has ended."""
 
 
 class EngineConnection:
@@ -57,6 +62,7 @@ class EngineConnection:
         self.commands = WorkerPool("engine-exec", max_threads=MAX_COMMANDS)
         """For commands in containers: a probe may wait ten seconds by itself, and no stop may wait for that."""
         self.pulls = WorkerPool("engine-pull", max_threads=32)
+        self._followed = WorkerPool("engine-follow", max_threads=32)
 
     async def json(
         self,
@@ -156,7 +162,7 @@ class EngineConnection:
             what: The object it is about, for error texts.
             params: The query.
             until: Takes each piece, on a thread; true ends it.
-            timeout_seconds: How long to go on, and how long the body may be silent.
+            timeout_seconds: How long to go on.
 
         Returns:
             Whether `until` was ever true; false where body or time ended before.
@@ -164,22 +170,32 @@ class EngineConnection:
         Raises:
             EngineError: The narrowest type that fits.
         """
+        answers: list[requests.Response] = []
+        over = threading.Event()
 
         def read() -> bool:
-            ends_at = time.monotonic() + timeout_seconds
-            answer = self.send("GET", path, what=what, params=params, stream=True, timeout=timeout_seconds)
+            if over.is_set():
+                return False
+            # A connection of its own, which can be shut down while it is read.
+            headers = {"Connection": "close"}
+            answer = self.send(
+                "GET", path, what=what, params=params, headers=headers, stream=True, timeout=timeout_seconds
+            )
+            answers.append(answer)
             with answer:
-                for piece in guarded(lambda: iter(lambda: answer.raw.read1(_CHUNK_BYTES), b""), what):
-                    if until(piece):
-                        return True
-                    if time.monotonic() > ends_at:
-                        return False
-            return False
+                pieces = guarded(lambda: iter(lambda: answer.raw.read1(_CHUNK_BYTES), b""), what)
+                return not over.is_set() and any(until(piece) for piece in pieces)
 
         try:
-            return await self.run(read, pool=self.commands)
-        except EngineTimeoutError:
+            async with asyncio.timeout(timeout_seconds):
+                return await self.run(read, pool=self._followed)
+        except (TimeoutError, EngineTimeoutError):
             return False
+        finally:
+            over.set()
+            for answer in answers:
+                with contextlib.suppress(*_SHUT_ALREADY):
+                    answer.raw.shutdown()
 
     def send(self, method: str, path: str, *, what: str, **request: Any) -> requests.Response:
         """Send a request and wait for its answer. Blocks: to be called on one of the threads.
@@ -208,7 +224,7 @@ class EngineConnection:
         """End every thread, and tell who waits for one. Idempotent."""
         self._closed = True
         closed = EngineUnreachableError("the connection to the engine was closed")
-        for pool in (self._short, self.long, self.commands, self.pulls):
+        for pool in (self._short, self.long, self.commands, self.pulls, self._followed):
             pool.close(abandoned=closed)
         self._client.close()
 

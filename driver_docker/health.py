@@ -35,6 +35,7 @@ _QUICK_PERIOD_SECONDS: Final = 0.25
 _QUICK_SECONDS: Final = 20.0
 _SLOW_PAUSE_SECONDS: Final = 1.0
 _PROBE_TIMEOUT_SECONDS: Final = 10.0
+_LAST_LINES_SECONDS: Final = 1.0
 _OVER: Final = frozenset({ContainerStatus.EXITED, ContainerStatus.DEAD, ContainerStatus.REMOVING})
 
 
@@ -78,6 +79,8 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox, *, image: ImageFa
     ending = asyncio.create_task(_wait_until_ended(engine, sandbox), name="end before health")
     try:
         await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if tells and not probing.done():
+            await asyncio.wait({probing}, timeout=_LAST_LINES_SECONDS)  # the log ends with the container
         # A probe that succeeded counts even if the end was seen with it: what ended after that had been ready.
         return probing.result() if probing.done() else False
     finally:
@@ -95,7 +98,7 @@ async def _told(engine: Engine, supervisor: str) -> bool:
     """Whether the supervisor says in time that it is ready. Where the log does not tell, the command will."""
     try:
         return await engine.wait_for_line(supervisor, READY_LINE, timeout_seconds=_PROBE_TIMEOUT_SECONDS)
-    except (EngineAbsentError, EngineConflictError, EngineRefusedError, EngineTimeoutError):
+    except EngineError:
         return False
 
 

@@ -8,7 +8,7 @@ import gc
 import os
 import signal
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import structlog
 
@@ -38,7 +38,7 @@ from driver_docker.systemd_notify import notify
 from driver_docker.watch import WatchHub
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     import grpc
 
@@ -55,6 +55,8 @@ _ENDING_SECONDS: Final = 4.7
 """For ending as a whole; what the process itself then needs stays within five seconds."""
 _KEPT_FOR_TASKS_SECONDS: Final = 1.0
 _KEPT_FOR_TIDYING_SECONDS: Final = 0.5
+_AFTER_THE_ENGINE_SECONDS: Final = 0.1
+"""For a step to see that the engine was given up."""
 
 
 class Driver:
@@ -192,28 +194,44 @@ class Driver:
         await self._health.ending()
         self.hub.close()
         await stop_server(self._server, open_rpcs)
-        try:
-            async with self._time_but_for(_KEPT_FOR_TASKS_SECONDS + _KEPT_FOR_TIDYING_SECONDS):
-                await self.lifecycle.abandon_launches()
-        except TimeoutError:
-            await self._give_engine_up()
+        kept = _KEPT_FOR_TASKS_SECONDS + _KEPT_FOR_TIDYING_SECONDS
+        await self._in_time(self.lifecycle.abandon_launches(), "pending launches", kept_seconds=kept)
 
     async def _end_tasks(self, background: Background) -> None:
-        try:
-            async with self._time_but_for(_KEPT_FOR_TIDYING_SECONDS):
-                await background.close()
-        except TimeoutError:
-            await self._give_engine_up()
-            await background.close()
+        await self._in_time(background.close(), "tasks", kept_seconds=_KEPT_FOR_TIDYING_SECONDS)
+        await background.close()  # an engine that was given up lets every task go
 
-    def _time_but_for(self, kept_seconds: float) -> asyncio.Timeout:
-        """The time that is left for ending, but for what later steps are to have at least.
+    async def _in_time(self, step: Coroutine[Any, Any, None], what: str, *, kept_seconds: float) -> bool:
+        """Carry a step of ending out; the engine that it waits for is given up when its time is over.
 
-        One limit for all steps: a step that the engine is slow with has what the others did not need.
+        One limit for all steps: one that the engine is slow with has what the others did not need.
+
+        Args:
+            step: What is to be done. Calls that are not to be interrupted end with the engine's connection alone.
+            what: What it is about, for the log.
+            kept_seconds: What later steps are to have at least.
+
+        Returns:
+            Whether it was done.
         """
+        clock = asyncio.get_running_loop().time
         if self._ended_by is None:  # it did not come up
-            self._ended_by = asyncio.get_running_loop().time() + _ENDING_SECONDS
-        return asyncio.timeout_at(self._ended_by - kept_seconds)
+            self._ended_by = clock() + _ENDING_SECONDS
+        task = asyncio.create_task(step, name=f"ending: {what}")
+        await asyncio.wait({task}, timeout=max(self._ended_by - kept_seconds - clock(), 0.0))
+        if not task.done():
+            await self._give_engine_up()
+            await asyncio.wait({task}, timeout=_AFTER_THE_ENGINE_SECONDS)
+            task.cancel()
+            await asyncio.wait({task})
+        try:
+            task.result()
+        except asyncio.CancelledError:
+            return False
+        except DriverError as error:
+            self._log.warning("left to the next driver", what=what, error=error.message)
+            return False
+        return True
 
     async def _give_engine_up(self) -> None:
         """End every call to an engine that does not answer; what it leaves is reclaimed by the next driver."""
@@ -223,13 +241,10 @@ class Driver:
     async def _tidy(self) -> None:
         """Remove what no sandbox needs any more."""
         services = self.services
-        try:
-            async with self._time_but_for(0):
-                await self._launcher.runtime_volumes.remove_unused()
-        except (DriverError, TimeoutError) as error:
-            why = error.message if isinstance(error, DriverError) else "the engine took too long"
-            self._log.warning("runtime volume may be left; the next driver or gc removes it", error=why)
-        if not len(services.table):
+        removing = self._launcher.runtime_volumes.remove_unused()
+        is_tidy = await self._in_time(removing, "unused runtime volumes", kept_seconds=0.0)
+        # What is left is known to the next driver by this one's name, which is in the folder.
+        if is_tidy and not len(services.table):
             await services.disk.run(services.store.forget)
 
     async def __aexit__(self, *exc_info: object) -> None:

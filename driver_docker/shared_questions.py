@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from driver_docker.concurrency import KeyedLocks, settled
+from driver_docker.errors import DriverError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 Answer = TypeVar("Answer")
+
+_PATIENCE_SECONDS: Final = 1.0
+"""How long a question waits for the one before it, whose answer may have been lost."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +31,7 @@ class SharedQuestions:
     """Asks one question of a kind at a time; who asks meanwhile shares the next one.
 
     Many launches at once ask for the same few images. The question that is on its way may have been answered already,
-    so nobody joins it: all who come later wait until it has ended, and share one that is asked then.
+    so nobody joins it: all who come later wait until it has ended, if not for long, and share one that is asked then.
     """
 
     def __init__(self) -> None:
@@ -34,7 +39,7 @@ class SharedQuestions:
         self._turns = KeyedLocks()
 
     async def ask(self, about: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        """The answer to a question. What it raises is raised to all who share it.
+        """The answer to a question. An error of it is raised to all who share it, to each as an object of its own.
 
         Args:
             about: The same for the same question alone.
@@ -47,6 +52,8 @@ class SharedQuestions:
         shared.askers += 1
         try:
             return cast("Answer", await asyncio.shield(shared.task))
+        except DriverError as error:
+            raise copy.copy(error) from error  # whoever it passes may note on it what it ended
         finally:
             shared.askers -= 1
             if not shared.askers and not shared.task.done():
@@ -56,6 +63,15 @@ class SharedQuestions:
                 await settled(asyncio.gather(shared.task, return_exceptions=True))
 
     async def _in_turn(self, about: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        async with self._turns.of(about):
+        turn = self._turns.of(about)
+        try:
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                await turn.acquire()
+        except TimeoutError:
             del self._waiting[about]
             return await question()
+        try:
+            del self._waiting[about]
+            return await question()
+        finally:
+            turn.release()

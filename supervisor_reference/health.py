@@ -25,7 +25,9 @@ def say_ready(stream: TextIO | None = None) -> None:
     """
     # Nobody may hold the other end any more; the command still tells.
     with contextlib.suppress(OSError, ValueError):
-        print(READY_LINE, file=sys.stderr if stream is None else stream, flush=True)
+        target = sys.stderr if stream is None else stream
+        target.write(f"{READY_LINE}\n")  # at once: a log record of another thread must not come between
+        target.flush()
 
 
 @contextlib.asynccontextmanager

@@ -79,6 +79,8 @@ class EngineProxy:
         """How late every answer is."""
         self.swallowed = b""
         """Answers to requests with this in their line are not passed on, from now on."""
+        self.asked: list[bytes] = []
+        """The first line of every request so far."""
         self._server: asyncio.Server
 
     @property
@@ -124,6 +126,7 @@ class EngineProxy:
         while data := await reader.read(64 * 1024):
             if data.startswith(_REQUESTS):
                 connection.asked = data.split(b"\r\n", 1)[0]
+                self.asked.append(connection.asked)
             if self._road is Road.HOLLOW and data.startswith(_REQUESTS):
                 connection.down.write(_HOLLOW_ANSWER)
                 await connection.down.drain()

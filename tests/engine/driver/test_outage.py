@@ -89,6 +89,27 @@ async def test_a_slow_engine_has_all_the_time_there_is_to_tidy_up_in(bench: Driv
     assert bench.left_over() == []
 
 
+@pytest.mark.parametrize(("swallowed", "delay_seconds"), [(b"DELETE /", 0.0), (b"", 4.5)])
+async def test_answers_that_are_lost_or_late_do_not_keep_the_driver_from_ending(
+    bench: DriverBench, swallowed: bytes, delay_seconds: float
+) -> None:
+    delivered = {"label": f"{NAMESPACE}={bench.namespace}", "type": "container", "event": "destroy"}
+    async with EngineProxy.between(bench.folder / "e.sock", bench.docker_host) as proxy:
+        events = bench.client.events(filters=delivered, decode=True)
+        try:
+            async with driver_process.serving(bench, **{"docker-socket": str(proxy.path)}) as process:
+                await asyncio.wait_for(asyncio.to_thread(next, events), 20)
+                proxy.swallowed, proxy.delay_seconds = swallowed, delay_seconds
+                begun = asyncio.get_running_loop().time()
+                assert await driver_process.end(process) == 0
+                assert asyncio.get_running_loop().time() - begun < 6
+        finally:
+            events.close()
+    async with driver_process.serving(bench) as process:
+        assert await driver_process.end(process) == 0
+    assert bench.left_over() == []
+
+
 async def test_a_driver_that_waits_for_a_silent_engine_can_be_interrupted(bench: DriverBench) -> None:
     async with EngineProxy.between(bench.folder / "e.sock", bench.docker_host) as proxy:
         await proxy.set(Road.SILENT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
 from typing import TYPE_CHECKING, Any, cast
@@ -15,7 +16,7 @@ from driver_docker.engine_docker import DockerEngine
 from driver_docker.engine_objects import ContainerSpec, EngineInfo, VolumeSpec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
 INFO = EngineInfo(version="1", api_version="1.41", operating_system="linux", architecture="amd64")
 SHAPES: tuple[object, ...] = (
@@ -141,3 +142,54 @@ async def test_an_engine_that_no_thread_can_ask_is_unreachable(
         with pytest.raises(EngineUnreachableError, match="can't start new thread"):
             await engine.list_containers({})
     assert await engine.list_containers({}) == ()
+
+
+class AskedClient(Client):
+    """Notes what it is asked and answers when it is let."""
+
+    def __init__(self, document: object) -> None:
+        super().__init__(document)
+        self.asked: list[tuple[str, object]] = []
+        self.go_on = threading.Event()
+
+    def request(self, *what: object, **details: object) -> requests.Response:
+        self.asked.append((str(what[1]).rpartition("/v1.41")[2], details.get("params")))
+        self.go_on.wait(20)
+        return super().request()
+
+
+@pytest.mark.parametrize(
+    ("ask", "path"),
+    [
+        (lambda engine: engine.inspect_image("i"), "/images/i/json"),
+        (lambda engine: engine.inspect_volume("v"), "/volumes/v"),
+        (lambda engine: engine.ping(), "/_ping"),
+    ],
+    ids=["inspect_image", "inspect_volume", "ping"],
+)
+async def test_the_same_question_at_the_same_time_is_asked_once(
+    ask: Callable[[DockerEngine], Coroutine[Any, Any, object]], path: str
+) -> None:
+    client = AskedClient({"Id": "i"})
+    engine = DockerEngine(cast("Any", client), INFO)
+    asking = [asyncio.create_task(ask(engine)) for _ in range(20)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    client.go_on.set()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await engine.close()
+    assert [each for each, _ in client.asked] == [path]
+
+
+async def test_only_events_that_mean_something_are_asked_for() -> None:
+    client = AskedClient({})
+    client.go_on.set()
+    engine = DockerEngine(cast("Any", client), INFO)
+    with contextlib.suppress(AttributeError, EngineError):  # the answer is no stream
+        await (await engine.subscribe(kind="container", actions={"die", "start"}, labels={"a": "b"})).close()
+    await engine.close()
+    ((path, params),) = client.asked
+    assert path == "/events"
+    assert json.loads(cast("dict[str, str]", params)["filters"]) == {
+        "type": ["container"], "event": ["die", "start"], "label": ["a=b"],
+    }  # fmt: skip

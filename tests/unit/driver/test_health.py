@@ -213,7 +213,9 @@ async def test_a_supervisor_that_tells_is_not_asked() -> None:
     assert await wait_until_healthy(cast("Engine", engine), sandbox(), image=TELLING) is True
 
 
-@pytest.mark.parametrize("log", [False, EngineRefusedError("no log"), EngineAbsentError("gone"), CONFLICT])
+@pytest.mark.parametrize(
+    "log", [False, EngineRefusedError("no log"), EngineAbsentError("gone"), CONFLICT, EngineUnreachableError("cut")]
+)
 @pytest.mark.parametrize(("probe", "healthy"), [(GOOD, True), (REFUSED, False)])
 async def test_a_supervisor_that_does_not_tell_though_its_image_says_so_is_asked(
     log: bool | Exception, probe: ExecResult | Exception, healthy: bool
@@ -229,10 +231,21 @@ async def test_a_supervisor_whose_image_does_not_say_that_it_tells_is_asked_at_o
     assert await wait_until_healthy(cast("Engine", engine), sandbox(), image=image) is True
 
 
-async def test_an_engine_that_cannot_be_asked_for_the_log_ends_the_wait_with_its_error() -> None:
-    engine = TellingEngine(EngineUnreachableError("down"))
-    with pytest.raises(EngineUnreachableError):
-        await wait_until_healthy(cast("Engine", engine), sandbox(), image=TELLING)
+async def test_a_supervisor_that_tells_and_ends_at_once_has_been_ready(no_leaks: None) -> None:
+    ended, read = sandbox(), asyncio.Event()
+
+    class SlowLog(TellingEngine):
+        async def wait_for_line(self, container: str, line: str, *, timeout_seconds: float) -> bool:
+            await read.wait()
+            return True
+
+    waiting = asyncio.create_task(wait_until_healthy(cast("Engine", SlowLog(True)), ended, image=TELLING))
+    await asyncio.sleep(0)
+    ended.add_event(EngineEvent(kind="container", action="die", object_id="supervisor", attributes={}, time=NOW))
+    for _ in range(5):
+        await asyncio.sleep(0)  # the end is seen
+    read.set()
+    assert await waiting is True
 
 
 @pytest.mark.parametrize(

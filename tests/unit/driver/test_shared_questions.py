@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+from driver_docker import shared_questions
+from driver_docker.engine import EngineUnreachableError
 from driver_docker.shared_questions import SharedQuestions
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -71,12 +73,24 @@ async def test_different_questions_do_not_wait_for_each_other() -> None:
 
 async def test_a_failure_is_told_to_all_who_share_it_and_not_to_the_next() -> None:
     questions, oracle = SharedQuestions(), Oracle()
-    oracle.refusal = ConnectionError("gone")
+    oracle.refusal = EngineUnreachableError("gone", retryable=True)
     oracle.may_answer.set()
     failed = await asyncio.gather(*ask(questions, oracle, 3), return_exceptions=True)
-    assert [type(each) for each in failed] == [ConnectionError] * 3
+    assert [(type(each), str(each)) for each in failed] == [(EngineUnreachableError, "gone")] * 3
+    assert len({id(each) for each in failed}) == 3, "each may be noted on"
     oracle.refusal = None
     assert await questions.ask("x", oracle.answer) == 2
+
+
+async def test_a_question_whose_answer_is_lost_does_not_hold_the_next_one_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_questions, "_PATIENCE_SECONDS", 0.0)
+    questions, lost, oracle = SharedQuestions(), Oracle(), Oracle()
+    oracle.may_answer.set()
+    never = ask(questions, lost, 1)
+    await turns()
+    assert await asyncio.wait_for(asyncio.gather(*ask(questions, oracle, 3)), 10) == [1, 1, 1]
+    never[0].cancel()
+    await asyncio.gather(*never, return_exceptions=True)
 
 
 async def test_who_goes_away_leaves_the_answer_to_the_others() -> None:

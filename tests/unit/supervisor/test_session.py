@@ -149,8 +149,8 @@ async def test_is_ready_exactly_while_a_session_is_accepted_and_says_so(
         assert not socket.exists()
 
 
-async def test_a_gateway_restart_is_survived(
-    fake: FakeGateway, gateway: GrpcGateway, timing: Timing, tmp_path: Path
+async def test_a_gateway_restart_is_survived_and_readiness_said_once(
+    fake: FakeGateway, gateway: GrpcGateway, timing: Timing, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     socket = tmp_path / "health.sock"
     async with running(gateway, timing, socket) as task:
@@ -164,6 +164,7 @@ async def test_a_gateway_restart_is_survived(
         third = await fake.sessions.get()
         third.end(grpc.StatusCode.OK)
         await task
+    assert capsys.readouterr().err.count(READY_LINE) == 1
 
 
 async def test_a_silent_gateway_is_given_up_after_three_heartbeats(
