@@ -194,7 +194,7 @@ class DriverConfig(_Table):
     """How supervisor files are staged: `lean` (through the supervisor itself) or `upstream` (through a helper)."""
     public_detail: PublicDetail = PublicDetail.LAST_LINE
     """What a condition may quote of a supervisor's log: `last-line` or `none`."""
-    start_concurrency: Annotated[int, Field(ge=1, le=64)] = 4
+    start_concurrency: Annotated[int, Field(ge=1, le=64)] = 6
     """How many sandboxes are launched at a time."""
     stop_grace_seconds: Annotated[int, Field(ge=0, le=600)] = 10
     """Seconds that a workload has to end by itself when it is stopped."""
