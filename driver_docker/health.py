@@ -79,7 +79,7 @@ async def wait_until_healthy(engine: Engine, sandbox: Sandbox, *, image: ImageFa
     ending = asyncio.create_task(_wait_until_ended(engine, sandbox), name="end before health")
     try:
         await asyncio.wait({probing, ending}, return_when=asyncio.FIRST_COMPLETED)
-        if tells and not probing.done():
+        if tells and sandbox.has_event(sandbox.record.supervisor_id, "die"):
             await asyncio.wait({probing}, timeout=_LAST_LINES_SECONDS)  # the log ends with the container
         # A probe that succeeded counts even if the end was seen with it: what ended after that had been ready.
         return probing.result() if probing.done() else False

@@ -277,7 +277,7 @@ class Lifecycle:
                 await look
         except TimeoutError:
             raise EngineTimeoutError(f"the engine did not say in time {what}") from None
-        except (EngineUnreachableError, EngineTimeoutError):
+        except EngineUnreachableError:
             raise
         except EngineError as error:
             raise EngineUnreachableError(f"the engine does not say {what}: {error.message}") from error

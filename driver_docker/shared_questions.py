@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
@@ -63,15 +64,13 @@ class SharedQuestions:
                 await settled(asyncio.gather(shared.task, return_exceptions=True))
 
     async def _in_turn(self, about: str, question: Callable[[], Awaitable[Answer]]) -> Answer:
-        turn = self._turns.of(about)
-        try:
+        turn, has_turn = self._turns.of(about), False
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                await turn.acquire()
-        except TimeoutError:
-            del self._waiting[about]
-            return await question()
+                has_turn = await turn.acquire()
         try:
             del self._waiting[about]
             return await question()
         finally:
-            turn.release()
+            if has_turn:
+                turn.release()
