@@ -7,13 +7,11 @@ as long as a container takes to end, commands in containers, pulls, and logs tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import threading
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import docker.errors
-import urllib3
 
 from driver_docker.engine import (
     EngineError,
@@ -22,7 +20,7 @@ from driver_docker.engine import (
     EngineTimeoutError,
     EngineUnreachableError,
 )
-from driver_docker.engine_http import checked, decoded, guarded, shaped
+from driver_docker.engine_http import checked, decoded, guarded, shaped, shut_down
 from driver_docker.engine_session import EngineSession
 from driver_docker.engine_wire import engine_info
 from driver_docker.errors import public_text
@@ -45,8 +43,6 @@ MAX_COMMANDS: Final = 32
 _KNOCK_SECONDS: Final = 10.0
 _MAX_CONNECTIONS: Final = 32
 _CHUNK_BYTES: Final = 64 * 1024
-_SHUT_ALREADY: Final = (OSError, ValueError, RuntimeError, AttributeError, urllib3.exceptions.HTTPError)
-"""What shutting down an answer raises whose connection has ended."""
 
 
 class EngineConnection:
@@ -194,8 +190,7 @@ class EngineConnection:
         finally:
             over.set()
             for answer in answers:
-                with contextlib.suppress(*_SHUT_ALREADY):
-                    answer.raw.shutdown()
+                shut_down(answer)
 
     def send(self, method: str, path: str, *, what: str, **request: Any) -> requests.Response:
         """Send a request and wait for its answer. Blocks: to be called on one of the threads.

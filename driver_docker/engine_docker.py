@@ -34,7 +34,6 @@ from driver_docker.engine_wire import (
     label_filter,
     link_target,
     refreshed_info,
-    strip_frames,
     volume_facts,
 )
 from driver_docker.log_frames import LineSearch
@@ -276,7 +275,7 @@ class DockerEngine:
         what = f"command in container {container[:12]}"
         body = {"AttachStdout": True, "AttachStderr": True, "Cmd": list(argv)}
         made = shaped(_id, await self._engine.json("POST", f"/containers/{container}/exec", body=body, what=what), what)
-        answer = await self._engine.ask(
+        await self._engine.ask(
             "POST",
             f"/exec/{made}/start",
             body={"Detach": False, "Tty": False},
@@ -286,7 +285,7 @@ class DockerEngine:
         )
         outcome = await self._engine.json("GET", f"/exec/{made}/json", what=what)
         code = shaped(lambda found: found.get("ExitCode"), outcome, what)
-        return ExecResult(exit_code=code if isinstance(code, int) else None, output=strip_frames(answer.content))
+        return ExecResult(exit_code=code if isinstance(code, int) else None)
 
     async def wait_for_line(self, container: str, line: str, *, timeout_seconds: float) -> bool:
         """Follow the standard error of a container until it has written a line; whether it has."""

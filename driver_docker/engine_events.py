@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import urllib3
 
 from driver_docker.engine import EngineError, EngineUnreachableError
-from driver_docker.engine_http import shaped
+from driver_docker.engine_http import shaped, shut_down
 from driver_docker.engine_objects import EngineEvent
 from driver_docker.engine_wire import engine_event
 
@@ -104,5 +104,4 @@ class DockerEventStream:
         self._closed = True
         self._on_close(self)
         self._queue.put_nowait(None)
-        with contextlib.suppress(OSError, ValueError, RuntimeError, urllib3.exceptions.HTTPError):
-            self._answer.raw.shutdown()
+        shut_down(self._answer)

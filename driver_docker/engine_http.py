@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -106,6 +107,12 @@ def guarded(chunks: Callable[[], Iterable[bytes]], what: str) -> Iterator[bytes]
         raise EngineTimeoutError(f"the engine fell silent in the middle of {what}") from error
     except _BROKEN as error:
         raise EngineUnreachableError(f"the engine's answer about {what} broke off: {_cause(error)}") from error
+
+
+def shut_down(answer: requests.Response) -> None:
+    """End an answer that another thread reads. Nothing where its connection has ended already."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError, urllib3.exceptions.HTTPError):
+        answer.raw.shutdown()
 
 
 def _about(what: str) -> str:

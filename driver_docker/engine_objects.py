@@ -259,7 +259,6 @@ class ExecResult:
 
     exit_code: int | None
     """`None` when the engine did not say."""
-    output: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

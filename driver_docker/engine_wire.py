@@ -30,8 +30,6 @@ NEWEST_API: Final = (1, 51)
 HEALTH_START_INTERVAL_API: Final = (1, 44)
 """Below this version a health check's start interval is silently ignored by the engine."""
 
-_FRAME_HEADER_BYTES = 8
-_LAST_STREAM = 3
 _ZERO_YEAR = 1
 
 
@@ -296,21 +294,6 @@ def container_body(spec: ContainerSpec) -> dict[str, Any]:
     elif spec.disable_image_health_check:
         body["Healthcheck"] = {"Test": ["NONE"]}
     return body
-
-
-def strip_frames(data: bytes) -> bytes:
-    """Remove the engine's 8-byte frame headers; a last frame that is cut short is kept as far as it goes."""
-    plain = bytearray()
-    position = 0
-    while position + _FRAME_HEADER_BYTES <= len(data):
-        header = data[position : position + _FRAME_HEADER_BYTES]
-        if header[0] > _LAST_STREAM or header[1:4] != b"\0\0\0":  # not framed after all
-            return bytes(plain) + data[position:]
-        length = int.from_bytes(header[4:], "big")
-        position += _FRAME_HEADER_BYTES
-        plain += data[position : position + length]
-        position += length
-    return bytes(plain)
 
 
 def _strings(mapping: Mapping[str, Any] | None) -> dict[str, str]:

@@ -14,20 +14,14 @@ from supervisor_reference.probe import READY_ANSWER
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
-    from typing import TextIO
 
 
-def say_ready(stream: TextIO | None = None) -> None:
-    """Write the line that saves the driver the health command.
-
-    Args:
-        stream: Where to; standard error when None.
-    """
+def say_ready() -> None:
+    """Write the line that saves the driver the health command, on standard error."""
     # Nobody may hold the other end any more; the command still tells.
     with contextlib.suppress(OSError, ValueError):
-        target = sys.stderr if stream is None else stream
-        target.write(f"{READY_LINE}\n")  # at once: a log record of another thread must not come between
-        target.flush()
+        sys.stderr.write(f"{READY_LINE}\n")  # at once: a log record of another thread must not come between
+        sys.stderr.flush()
 
 
 @contextlib.asynccontextmanager

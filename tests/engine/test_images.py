@@ -25,6 +25,7 @@ from devtools.images.variants import (
     workload_without_accounts,
     workload_without_user,
 )
+from openshell.ready_line import READY_LABEL, READY_LABEL_VALUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -245,6 +246,9 @@ def test_images_say_what_they_are(
     assert {each["openshell.ai/isolation-protocol"] for each in found.values()} == {"1.0"}
     assert all(each["org.opencontainers.image.version"] for each in found.values())
     assert all(each["org.opencontainers.image.revision"] for each in found.values())
+    assert {role: each.get(READY_LABEL) for role, each in found.items()} == {
+        "workload": None, "runtime": None, "supervisor": READY_LABEL_VALUE,
+    }  # fmt: skip
 
 
 def test_the_workload_has_a_shell_and_an_account_that_may_write_its_folder(

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 import pytest
 import requests
 import urllib3
-from hypothesis import given
-from hypothesis import strategies as st
 
 from driver_docker.engine import (
     EngineAbsentError,
@@ -30,7 +28,6 @@ from driver_docker.engine_wire import (
     engine_info,
     image_facts,
     parse_time,
-    strip_frames,
 )
 
 
@@ -114,14 +111,6 @@ def test_no_common_api_version_is_an_error(version: dict[str, str]) -> None:
     assert "unix:///x" in refused.value.message
     if version.get("ApiVersion", "x") != "x":
         assert all(text in refused.value.message for text in (version["ApiVersion"], "1.40", "1.51"))
-
-
-@given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.binary(max_size=50)), max_size=8), st.integers(0, 20))
-def test_frames_are_removed_however_the_last_one_is_cut(frames: list[tuple[int, bytes]], cut: int) -> None:
-    data = b"".join(bytes([stream, 0, 0, 0]) + len(body).to_bytes(4, "big") + body for stream, body in frames)
-    plain = b"".join(body for _, body in frames)
-    assert strip_frames(data) == plain
-    assert plain.startswith(strip_frames(data[: max(0, len(data) - cut)]))
 
 
 def _answer(status: int, body: bytes) -> requests.Response:

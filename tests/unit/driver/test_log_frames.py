@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from driver_docker.log_frames import LineSearch
+from driver_docker.log_frames import LineSearch, LogFrames
 
 STDOUT, STDERR = 1, 2
 LINE = '{"openshell_ready":1}'
@@ -65,3 +65,12 @@ def test_where_the_pieces_are_cut_does_not_matter(before: list[tuple[int, bytes]
         seen |= search.feed(log[:size])
         log, number = log[size:], number + 1
     assert seen
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 2]), st.binary(max_size=50)), max_size=8), st.integers(0, 20))
+def test_frames_are_removed_however_the_last_one_is_cut(frames: list[tuple[int, bytes]], cut: int) -> None:
+    log = b"".join(frame(stream, body) for stream, body in frames)
+    plain = b"".join(body for _, body in frames)
+    assert b"".join(part for _, part in LogFrames(tty=False).split(log)) == plain
+    kept = b"".join(part for _, part in LogFrames(tty=False).split(log[: max(0, len(log) - cut)]))
+    assert plain.startswith(kept)

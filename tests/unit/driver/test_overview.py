@@ -18,6 +18,8 @@ from driver_docker.sandbox_record import Failure, RecordPhase, SandboxRecord
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from driver_docker.overview import SandboxView
+
 AT = datetime(2026, 10, 5, tzinfo=UTC)
 
 
@@ -43,6 +45,15 @@ def _record(**changes: Any) -> SandboxRecord:
     return SandboxRecord(sandbox_id="sb-1", name="n", workspace="w", changed_at=AT, **cast("Any", values))
 
 
+async def _only_view(folder: Path, engine: Engine | None) -> SandboxView:
+    """How the one sandbox of a store is shown."""
+    store = RecordStore(folder / "n")
+    store.open()
+    store.save(_record())
+    (view,) = (await look(store, "n", cast("Any", engine))).views
+    return view
+
+
 @pytest.mark.parametrize(
     ("supervisor", "status"),
     [
@@ -54,10 +65,7 @@ def _record(**changes: Any) -> SandboxRecord:
 async def test_a_sandbox_whose_supervisor_is_gone_is_not_shown_as_ready(
     tmp_path: Path, supervisor: ContainerStatus | None, status: ConditionStatus
 ) -> None:
-    store = RecordStore(tmp_path / "n")
-    store.open()
-    store.save(_record())
-    (view,) = (await look(store, "n", cast("Any", Engine(supervisor)))).views
+    view = await _only_view(tmp_path, Engine(supervisor))
     assert view.ready.status is status
     assert ("is not running" in view.ready.message) is (status is ConditionStatus.UNKNOWN)
 
@@ -72,10 +80,7 @@ async def test_a_sandbox_whose_supervisor_is_gone_is_not_shown_as_ready(
 async def test_a_sandbox_that_came_up_is_not_said_to_be_coming_up(
     tmp_path: Path, engine: Engine | None, words: str
 ) -> None:
-    store = RecordStore(tmp_path / "n")
-    store.open()
-    store.save(_record())
-    (view,) = (await look(store, "n", cast("Any", engine))).views
+    view = await _only_view(tmp_path, engine)
     assert (view.ready.status, view.ready.reason) == (ConditionStatus.UNKNOWN, "InspectFailed")
     assert words in view.ready.message
 
